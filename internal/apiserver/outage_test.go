@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -213,9 +214,9 @@ var internals = regexp.MustCompile(`injected fault|segment|logplane/|main/|memor
 func TestOutage(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
-	head := func() eventlog.Revision { return o.head(t) }
-	counts := map[string]int{}
-	all := o.requests()
+	counts, before, all := newTally("answers"), o.head(t), o.requests()
+	limit := make(chan struct{}, 8) // to fail is to try again, so they wait more than they work
+	var running sync.WaitGroup
 	for i, r := range all {
 		if testing.Short() && i%7 != 0 {
 			continue
@@ -224,47 +225,76 @@ func TestOutage(t *testing.T) {
 			if warm && r.method != "GET" { // a write succeeds once
 				continue
 			}
-			var failures []answer
-			for n := 1; ; n++ {
-				s := o.process(o.log)
-				if warm {
-					s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
-				}
-				before, failed := head(), o.failFrom(n)
-				got := r.do(t, s)
-				again := failed()
-				counts["requests"]++
-				if again && got.code >= 400 {
-					require.NotRegexp(t, internals, got.body, "%s %s", r.method, r.path)
-				}
-				if again && got.code == 503 {
-					status := got.object(t)
-					require.Equal(t, "ServiceUnavailable", status["reason"], "%s %s: %s", r.method, r.path, got.body)
-					require.Equal(t, "1", got.header.Get("Retry-After"), "%s %s: %s", r.method, r.path, got.body)
-					require.Equal(t, before, head(), "a 503 of what was written: %s %s: %s", r.method, r.path, got.body)
-					counts["503, nothing written"]++
-					continue
-				}
-				if again && got.code == 500 && before != head() {
-					require.Empty(t, got.header.Get("Retry-After"), "%s %s: %s", r.method, r.path, got.body)
-					counts["500, written"]++
-					break // so that it is not as it was
-				}
-				failures = append(failures, got)
-				if again {
-					continue
-				}
-				require.Less(t, got.code, 500, got.body)
-				for _, f := range failures[:len(failures)-1] {
-					require.Equal(t, got.code, f.code, "%s %s: %s", r.method, r.path, f.body)
-					counts["as without the outage"]++
-				}
-				break
-			}
+			running.Go(func() {
+				limit <- struct{}{}
+				defer func() { <-limit }()
+				o.outageOfTheBucket(t, r, warm, fmt.Sprintf("bucket-%d-%v", i, warm), counts)
+			})
 		}
 	}
-	require.Greater(t, counts["503, nothing written"], len(all)/7)
+	running.Wait()
+	if head := o.head(t); head > before {
+		o.requireWhole(t, before, head)
+	}
+	require.False(t, t.Failed())
+	require.Greater(t, counts.counts["503, nothing written"], len(all)/7)
 	t.Logf("%d kinds of requests: %v", len(all), counts)
+}
+
+func (o outage) outageOfTheBucket(t *testing.T, r request, warm bool, id string, counts *tally) {
+	var failures []answer
+	for n := 1; ; n++ {
+		b := &troubled{Bucket: o.bucket, met: func(context.Context) error { return memory.ErrInjected }}
+		s := o.processOn(o.log, b)
+		if warm {
+			if got := (request{method: "GET", path: "/api/v1/nodes/x"}.as("ann")).do(t, s); !assert.Equal(t, 404, got.code, got.body) {
+				return
+			}
+		}
+		b.from(n)
+		before, asked := o.head(t), r.with("Audit-Id", fmt.Sprint(id, "-", n))
+		got := asked.do(t, s)
+		again, written := b.isMet(), o.hasWritten(t, asked, before)
+		what := fmt.Sprintf("%s %s, from request %d on: %d %s", r.method, r.path, n, got.code, got.body)
+		counts.add("requests")
+		if again && got.code >= 400 && !assert.NotRegexp(t, internals, got.body, what) {
+			return
+		}
+		if again && got.code == 503 {
+			if !assert.Equal(t, "ServiceUnavailable", got.object(t)["reason"], what) ||
+				!assert.Equal(t, "1", got.header.Get("Retry-After"), what) || !assert.False(t, written, "a 503 of what was written: %s", what) {
+				return
+			}
+			counts.add("503, nothing written")
+			continue
+		}
+		if again && got.code == 500 && written {
+			assert.Empty(t, got.header.Get("Retry-After"), what)
+			counts.add("500, written")
+			return // so that it is not as it was
+		}
+		if again {
+			failures = append(failures, got)
+			continue
+		}
+		assert.Less(t, got.code, 500, what)
+		for _, f := range failures {
+			assert.Equal(t, got.code, f.code, "%s %s: %s", r.method, r.path, f.body)
+			counts.add("as without the outage")
+		}
+		return
+	}
+}
+
+// hasWritten reports whether a request is in the log, by its Audit-Id. Requests at the same time do not matter.
+func (o outage) hasWritten(t *testing.T, r request, after eventlog.Revision) (written bool) {
+	err := o.log.Tail(t.Context(), after, o.head(t), func(e eventlog.Event) error {
+		id, _, _ := strings.Cut(e.RequestID, "/")
+		written = written || id == r.header.Get("Audit-Id")
+		return nil
+	})
+	assert.NoError(t, err)
+	return written
 }
 
 // requireWhole reads what was appended after a revision: appends as a whole, each event of which counts.
@@ -297,26 +327,40 @@ func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 // with Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
 // nothing.
 func TestOutageOfTheLog(t *testing.T) {
-	for _, warm := range []bool{true, false} {
-		for _, answered := range []bool{true, false} {
-			counts := newTally(fmt.Sprintf("it breaks, answered %v, warm %v", answered, warm))
-			outageOfTheLog(t, warm, answered, eventlogtest.Breaks, 0, 1, counts)
-			t.Log(counts)
-		}
-	}
-	const parts = 4 // each with a cell of its own and at the same time, as they wait more than they work
+	const parts = 4
+	limit := make(chan struct{}, 24) // they wait more than they work, but not for each other
 	var all sync.WaitGroup
 	var tallies []*tally
-	for _, warm := range []bool{true, false} {
+	var warmed *outage // in which nothing is written
+	for how, name := range map[eventlogtest.Failure]string{eventlogtest.Breaks: "breaks", eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
 		for _, answered := range []bool{true, false} {
-			for how, name := range map[eventlogtest.Failure]string{eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
+			for _, warm := range []bool{true, false} {
 				counts := newTally(fmt.Sprintf("it %s, answered %v, warm %v", name, answered, warm))
 				tallies = append(tallies, counts)
-				for part := range parts {
-					all.Go(func() {
-						t.Run(fmt.Sprintf("%s %d", counts.of, part), func(t *testing.T) { outageOfTheLog(t, warm, answered, how, part, parts, counts) })
-					})
+				o := warmed
+				if o == nil || !warm {
+					filled := newOutage(t)
+					filled.fill(t)
+					o = &filled
 				}
+				if warm {
+					warmed = o
+				}
+				before := o.head(t)
+				all.Go(func() {
+					var running sync.WaitGroup
+					for part := range parts {
+						running.Go(func() {
+							limit <- struct{}{}
+							defer func() { <-limit }()
+							t.Run(fmt.Sprintf("%s %d", counts.of, part), func(t *testing.T) { o.outageOfTheLog(t, warm, answered, how, part, parts, counts) })
+						})
+					}
+					running.Wait()
+					if head := o.head(t); head > before {
+						t.Run(counts.of+" is whole", func(t *testing.T) { o.requireWhole(t, before, head) })
+					}
+				})
 			}
 		}
 	}
@@ -348,11 +392,7 @@ func (c *tally) add(kind string) {
 // String implements fmt.Stringer.
 func (c *tally) String() string { return fmt.Sprint(c.of, ": ", c.counts) }
 
-func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
-	filling.Lock()
-	o := newOutage(t)
-	o.fill(t)
-	filling.Unlock()
+func (o outage) outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
 	timeout := time.Second
 	if how == eventlogtest.Breaks {
 		timeout = 0 // the default: it is not waited for
@@ -369,19 +409,16 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 			if warm {
 				s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
 			}
-			before := o.head(t)
+			before, asked := o.head(t), r.with("Audit-Id", fmt.Sprintf("log-%v-%v-%d-%d-%d", warm, answered, how, i, n))
 			link.FailAt(n, answered, how)
-			got := r.do(t, s)
+			got := asked.do(t, s)
 			failed := link.HasFailed()
 			link.Resume()
 			_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
 			conn.Close()
-			head := o.head(t)
+			written := o.hasWritten(t, asked, before)
 			counts.add("requests")
 			what := fmt.Sprintf("%s %s, from message %d on: %d %s", r.method, r.path, n, got.code, got.body)
-			if head > before {
-				o.requireWhole(t, before, head)
-			}
 			if failed && got.code >= 500 {
 				require.NotEqual(t, eventlogtest.Breaks, how, what)
 				require.NotRegexp(t, internals, got.body, what)
@@ -390,18 +427,18 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 			case failed && got.code == 503:
 				require.Equal(t, "ServiceUnavailable", got.object(t)["reason"], what)
 				require.Equal(t, "1", got.header.Get("Retry-After"), what)
-				require.Equal(t, before, head, "a 503 of what was written: %s", what)
+				require.False(t, written, "a 503 of what was written: %s", what)
 				counts.add("503, nothing written")
 				continue
 			case failed && got.code == 500:
 				require.Empty(t, got.header.Get("Retry-After"), what)
 				require.Regexp(t, "the outcome of the write is unknown|a part was written", what)
-				if head == before {
+				if !written {
 					counts.add("500, nothing written")
 					continue
 				}
 				counts.add("500, written")
-			case failed && head == before:
+			case failed && !written:
 				during = append(during, got)
 				continue
 			case failed:
@@ -642,40 +679,52 @@ func TestOutageOfARemoteServer(t *testing.T) {
 	t.Log(counts)
 }
 
-// stalling is a bucket that answers no read from the n-th on, until it is released.
-type stalling struct {
+// troubled is the bucket of one process, whose reads meet trouble from one of them on.
+type troubled struct {
 	bucket.Bucket
-	n        int64
-	asked    atomic.Int64
-	released chan struct{}
+	met   func(context.Context) error
+	begin atomic.Int64 // 0 for never
+	asked atomic.Int64
 }
 
-func (s *stalling) wait(ctx context.Context) error {
-	if s.asked.Add(1) < s.n {
-		return nil
+// from lets the n-th read from now on meet the trouble, and those after it.
+func (b *troubled) from(n int) {
+	b.asked.Store(0)
+	b.begin.Store(int64(n))
+}
+
+func (b *troubled) isMet() bool { return b.begin.Load() > 0 && b.asked.Load() >= b.begin.Load() }
+
+func (b *troubled) meet(ctx context.Context) error {
+	b.asked.Add(1)
+	if b.isMet() {
+		return b.met(ctx)
 	}
-	select {
-	case <-s.released:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // Get implements bucket.Bucket.
-func (s *stalling) Get(ctx context.Context, key string) ([]byte, string, error) {
-	if err := s.wait(ctx); err != nil {
-		return nil, "", err
+func (b *troubled) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := b.meet(ctx); err != nil {
+		return nil, "", fmt.Errorf("get %s: %w", key, err)
 	}
-	return s.Bucket.Get(ctx, key)
+	return b.Bucket.Get(ctx, key)
 }
 
 // GetRange implements bucket.Bucket.
-func (s *stalling) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	if err := s.wait(ctx); err != nil {
-		return nil, err
+func (b *troubled) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if err := b.meet(ctx); err != nil {
+		return nil, fmt.Errorf("get a range of %s: %w", key, err)
 	}
-	return s.Bucket.GetRange(ctx, key, offset, length)
+	return b.Bucket.GetRange(ctx, key, offset, length)
+}
+
+// List implements bucket.Bucket.
+func (b *troubled) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	if err := b.meet(ctx); err != nil {
+		return fmt.Errorf("list %s: %w", prefix, err)
+	}
+	return b.Bucket.List(ctx, prefix, yield)
 }
 
 // over sends the request to a server behind a listener: who waits for a stubborn handler there is not the client.
@@ -711,8 +760,17 @@ func TestOutageThatStalls(t *testing.T) {
 	limit := make(chan struct{}, 48) // they wait more than they work
 	for what, stall := range map[string]func(t *testing.T, o outage, n int) (s *Server, stalled func() bool){
 		"the bucket": func(t *testing.T, o outage, n int) (*Server, func() bool) {
-			b := &stalling{Bucket: o.bucket, n: int64(n), released: make(chan struct{})}
-			return o.processOn(o.log, b), func() bool { close(b.released); return b.asked.Load() >= b.n }
+			released := make(chan struct{})
+			b := &troubled{Bucket: o.bucket, met: func(ctx context.Context) error {
+				select {
+				case <-released:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}}
+			b.from(n)
+			return o.processOn(o.log, b), func() bool { close(released); return b.isMet() }
 		},
 		"the log, which has answered": func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, true) },
 		"the log":                     func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, false) },
