@@ -119,7 +119,10 @@ func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
 	if service.Spec.Service == nil || l.config.CheckRemote == nil {
 		return nil
 	}
-	condition := l.config.CheckRemote(ctx, service)
+	condition, err := l.config.CheckRemote(ctx, service)
+	if err != nil { // what the status says may still be so
+		return fmt.Errorf("check the server of APIService %q: %w", name, err)
+	}
 	before := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available)
 	if before == nil || before.Status != condition.Status || before.Reason != condition.Reason { // a message may be another each time
 		changed := service.DeepCopy()

@@ -61,7 +61,7 @@ type Config struct {
 	AwaitWriters func(context.Context) error
 	// CheckRemote says whether the server of a remote APIService can be reached. It is apiserver.Server's. Without it
 	// nobody says so.
-	CheckRemote func(context.Context, *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition
+	CheckRemote func(context.Context, *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error)
 	// IsRemote says whether a remote server serves a version. It is apiserver.Server's. Without it none does.
 	IsRemote func(schema.GroupVersion) (bool, error)
 }

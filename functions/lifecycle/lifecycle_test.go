@@ -679,16 +679,16 @@ func TestVersionsAreRegistered(t *testing.T) {
 }
 
 // TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. Only a change of
-// that is written.
+// that is written, and nothing where it cannot be learned.
 func TestRemotesAreChecked(t *testing.T) {
 	condition := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "MissingEndpoints"}
-	checks := 0
+	checks, unread := 0, error(nil)
 	c := newCluster(t, func(config *Config) {
-		config.CheckRemote = func(_ context.Context, s *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+		config.CheckRemote = func(_ context.Context, s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
 			require.Equal(t, "v1.remote.example", s.Name)
 			checks++
 			condition.Message = fmt.Sprint("look ", checks)
-			return condition
+			return condition, unread
 		}
 	})
 	services := c.registrations.APIServices()
@@ -717,11 +717,18 @@ func TestRemotesAreChecked(t *testing.T) {
 	require.Equal(t, "look 1", first.Status.Conditions[0].Message)
 	require.Equal(t, first.ResourceVersion, check(unavailableInterval).ResourceVersion)
 	condition.Status, condition.Reason = apiregistrationv1.ConditionTrue, "Passed"
-	require.Equal(t, apiregistrationv1.ConditionTrue, check(availableInterval).Status.Conditions[0].Status)
+	available := check(availableInterval)
+	require.Equal(t, apiregistrationv1.ConditionTrue, available.Status.Conditions[0].Status)
+	condition.Status, condition.Reason, unread = apiregistrationv1.ConditionFalse, "", errors.New("the bucket fails")
+	_, err = c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+	require.ErrorIs(t, err, unread)
+	kept, err := services.Get(t.Context(), "v1.remote.example", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, available.ResourceVersion, kept.ResourceVersion)
 	require.NoError(t, services.Delete(t.Context(), "v1.remote.example", metav1.DeleteOptions{}))
 	_, err = c.do(t.Context(), task{remoteTask, "v1.remote.example"})
 	require.NoError(t, err)
-	require.Equal(t, 3, checks)
+	require.Equal(t, 4, checks)
 }
 
 // TestStrays: an object that comes after its namespace is gone is deleted, whether or not somebody listened.

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -74,6 +75,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // admissionPlugin is a plugin of kube-apiserver.
@@ -234,13 +236,21 @@ type pluginChain struct{ admission.Interface }
 // Admit implements admission.MutationInterface.
 func (p pluginChain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
-	return p.Interface.(admission.MutationInterface).Admit(ctx, dryAttributes(ctx, a), o)
+	return readable(ctx, p.Interface.(admission.MutationInterface).Admit(ctx, dryAttributes(ctx, a), o))
 }
 
 // Validate implements admission.ValidationInterface.
 func (p pluginChain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
-	return p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o)
+	return readable(ctx, p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o))
+}
+
+// readable makes an answer of what a plugin has not read, and leaves its verdicts to upstream.
+func readable(ctx context.Context, err error) error {
+	if errors.As(err, new(*projection.ReadError)) {
+		return kubestore.Answer(ctx, err)
+	}
+	return err
 }
 
 type dryRun struct{ admission.Attributes }
@@ -299,7 +309,7 @@ func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 		return nil, fmt.Errorf("make the loopback client: %w", err)
 	}
 	return dynamic.New(dynamic.Config{
-		Projection: s.config.Cell.Projection, Listers: s.listers, Client: s.client, Instances: instances,
+		Projection: s.config.Cell.Projection, Listers: s.listers, Services: s.servers, Client: s.client, Instances: instances,
 		Authorizer: s.generic.Authorization.Authorizer, Types: resources.ConvertersOf(legacyscheme.Scheme), ResourceOf: s.resourceOf, Definitions: s.definitions.Prefix(),
 	})
 }

@@ -583,7 +583,8 @@ func TestAvailability(t *testing.T) {
 		require.NoError(t, err)
 		service = service.DeepCopy()
 		service.Spec.Service.Port = &port
-		condition := s.CheckRemote(t.Context(), service)
+		condition, err := s.CheckRemote(t.Context(), service)
+		require.NoError(t, err)
 		require.Equal(t, condition.Reason == "Passed", condition.Status == apiregistrationv1.ConditionTrue)
 		require.NotEmpty(t, condition.Message)
 		return condition.Reason

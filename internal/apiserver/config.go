@@ -106,6 +106,9 @@ func (s *Server) configure() error {
 	}
 	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
 
+	if s.servers, err = dynamic.NewServices(s.listers); err != nil {
+		return err
+	}
 	s.definitions = customresources.NewReader(s.listers)
 	if s.config.RootCAFile != "" {
 		if s.rootCA, err = os.ReadFile(s.config.RootCAFile); err != nil {
@@ -151,12 +154,8 @@ func (s *Server) configure() error {
 
 // newAggregator makes what forwards requests to other API servers.
 func newAggregator(s *Server) (*aggregation.Aggregator, error) {
-	services, err := dynamic.NewServices(s.listers)
-	if err != nil {
-		return nil, err
-	}
 	return aggregation.New(aggregation.Config{
-		Listers: s.listers, Services: services, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
+		Listers: s.listers, Services: s.servers, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
 		Timeout: s.generic.RequestTimeout, Fail: s.fail, Logger: s.config.Logger,
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -18,22 +19,34 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
 	"sigs.k8s.io/yaml"
+
+	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not allow. They
 // are made deep inside upstream, so they are recognised by what they say.
 func (s *Server) withCorrections(h http.Handler) http.Handler {
+	corrections := s.corrected(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			h.ServeHTTP(w, r)
 			return
 		}
+		corrections.ServeHTTP(w, r)
+	})
+}
+
+// corrected is withCorrections for every method.
+func (s *Server) corrected(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &correction{ResponseWriter: w}
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(c), r.WithContext(context.WithValue(r.Context(), correctionKey{}, c)))
 		if c.held == 0 {
 			return
 		}
-		if err := corrected(r, c.status()); err != nil {
+		if err := correct(r, c.status()); err != nil {
 			for _, header := range []string{"Content-Length", "Content-Encoding", "Content-Type", "Retry-After"} {
 				w.Header().Del(header)
 			}
@@ -45,8 +58,8 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 	})
 }
 
-// corrected is what to answer instead, nil for nothing.
-func corrected(r *http.Request, body []byte) error {
+// correct is what to answer instead, nil for nothing.
+func correct(r *http.Request, body []byte) error {
 	object, err := runtime.Decode(codecs().UniversalDeserializer(), body)
 	status, ok := object.(*metav1.Status)
 	if err != nil || !ok {
@@ -54,6 +67,11 @@ func corrected(r *http.Request, body []byte) error {
 	}
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch {
+	// Row 61: upstream takes for a failure of a conversion webhook that its Service could not be read.
+	case dynamic.IsAboutUnread(status.Message):
+		return kubestore.Answer(r.Context(), &projection.ReadError{Err: errors.New(status.Message)})
+	case status.Code == http.StatusGatewayTimeout:
+		return late(r.Context(), status)
 	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers the only 409
 	// that says when to come back.
 	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
@@ -65,6 +83,16 @@ func corrected(r *http.Request, body []byte) error {
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
+}
+
+// late is a timeout that says what is not known about a write (row 61), nil for any other.
+func late(ctx context.Context, status *metav1.Status) error {
+	if status.Reason != metav1.StatusReasonTimeout || !kubestore.MayHaveWritten(ctx) {
+		return nil
+	}
+	said := status.DeepCopy()
+	said.Message += ": the outcome of the write is unknown: read the object to learn whether it was written"
+	return &apierrors.StatusError{ErrStatus: *said}
 }
 
 // isNamed reports whether the object that was sent has a name.
@@ -131,7 +159,7 @@ type correction struct {
 func (c *correction) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 func (c *correction) WriteHeader(code int) {
-	if !c.off && (code == http.StatusInternalServerError || code == http.StatusConflict) {
+	if !c.off && (code == http.StatusInternalServerError || code == http.StatusConflict || code == http.StatusGatewayTimeout) {
 		c.held = code
 		return
 	}

@@ -21,7 +21,8 @@ import (
 
 type deadlineKey struct{}
 
-// lastWord is how long after its deadline a request may still be answered by its handler.
+// lastWord is how long after its deadline a request may still be answered by its handler, and how long an answer that
+// has begun by then may take to be sent.
 const lastWord = 500 * time.Millisecond
 
 // answersLate lets the rest of the request answer by itself when its deadline passes, and go on with its answer after
@@ -36,8 +37,8 @@ func answersLate(ctx context.Context) {
 // for something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
 // something else than their context. A body may take all of a request's time. Then the request is not served.
 //
-// An answer that has begun by then is cut off: a client that takes its time would hold the memory of the answer and the
-// place of the request.
+// An answer that has begun by then is cut off, but for what is on its way: a client that takes its time would hold the
+// memory of the answer and the place of the request.
 //
 // Upstream's filter runs every handler in a goroutine of its own and waits for it. To grow a second stack takes an
 // eighth of a get's processor. Here the handler keeps the request's goroutine, and a timer answers in its place.
@@ -50,9 +51,9 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		late := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		passed := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.fail(w, r, late)
+			s.fail(w, r, passed)
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
@@ -74,7 +75,11 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
 			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", method, "uri", url.RequestURI())
-			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, late) })
+			err := late(ctx, &passed.ErrStatus)
+			if err == nil {
+				err = passed
+			}
+			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, err) })
 		})
 		defer t.end(timer)
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))
@@ -117,11 +122,12 @@ func (t *timed) claimLate() bool {
 // pass says that the deadline answers, and reports whether it may.
 func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
 
-// cut lets the handler's next write fail, and one that waits for the client. Not every writer has deadlines: one that
-// is in this process waits for nobody, and a Lambda function's ends with its invocation.
+// cut lets the handler's writes fail soon, and one that waits for the client. At once would be too soon: on a busy
+// machine, an answer that is done and not yet sent would be none. Not every writer has deadlines: one that is in this
+// process waits for nobody, and a Lambda function's ends with its invocation.
 func (t *timed) cut() {
 	if t.by.Load() == byHandler {
-		_ = http.NewResponseController(t.ResponseWriter).SetWriteDeadline(time.Now())
+		_ = http.NewResponseController(t.ResponseWriter).SetWriteDeadline(time.Now().Add(lastWord))
 	}
 }
 

@@ -203,6 +203,7 @@ func TestLateAnswerGoesOn(t *testing.T) {
 				_, _ = io.WriteString(w, "in time, ")
 				_ = http.NewResponseController(w).Flush()
 				<-r.Context().Value(deadlineKey{}).(*timed).passed
+				<-time.After(2 * lastWord) // by when another answer would be cut off
 				_, _ = io.WriteString(w, "late")
 			}))
 			listener := httptest.NewUnstartedServer(hurried(late))
@@ -215,6 +216,28 @@ func TestLateAnswerGoesOn(t *testing.T) {
 			body, err := io.ReadAll(answer.Body)
 			require.NoError(t, err)
 			require.Equal(t, "in time, late", string(body))
+		})
+	}
+}
+
+// TestAnswerAtTheDeadline: an answer that is complete when its deadline passes, and not yet sent, is sent.
+func TestAnswerAtTheDeadline(t *testing.T) {
+	s := newServer(t)
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			listener := httptest.NewUnstartedServer(hurried(s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "whole")
+				<-r.Context().Value(deadlineKey{}).(*timed).passed
+			}))))
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			defer listener.Close()
+			answer, err := listener.Client().Get(listener.URL)
+			require.NoError(t, err)
+			defer func() { _ = answer.Body.Close() }()
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.Equal(t, "whole", string(body))
 		})
 	}
 }

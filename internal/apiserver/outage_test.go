@@ -1,29 +1,38 @@
 package apiserver
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
@@ -35,19 +44,21 @@ type outage struct {
 
 	// process is a process over a log. With its own connection, it meets an outage of the log that no other meets.
 	process func(*eventlog.Log) *Server
-	log     *eventlog.Log
-	server  *server.Server
-	bucket  *memory.Bucket
-	made    map[string]string // objects by path
+	// processOn is one that reads another bucket than the cell's.
+	processOn func(*eventlog.Log, bucket.Bucket) *Server
+	log       *eventlog.Log
+	server    *server.Server
+	bucket    *memory.Bucket
+	made      map[string]string // objects by path
 }
 
 func newOutage(t *testing.T) outage {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
-	natsServer, bucket := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
+	natsServer, objects := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, natsServer)})
-	process := func(log *eventlog.Log) *Server {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 1})
+	processOn := func(log *eventlog.Log, b bucket.Bucket) *Server {
+		p, err := projection.Open(projection.Config{Log: log, Bucket: b, InlineBytes: 1})
 		require.NoError(t, err)
 		s, err := New(Config{
 			Cell:           kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(p), Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
@@ -56,7 +67,8 @@ func newOutage(t *testing.T) outage {
 		require.NoError(t, err)
 		return s
 	}
-	return outage{process(log), process, log, natsServer, bucket, map[string]string{}}
+	process := func(log *eventlog.Log) *Server { return processOn(log, objects) }
+	return outage{process(log), process, processOn, log, natsServer, objects, map[string]string{}}
 }
 
 // failFrom lets the bucket fail from its n-th request on, and returns whether it has failed.
@@ -202,9 +214,9 @@ var internals = regexp.MustCompile(`injected fault|segment|logplane/|main/|memor
 func TestOutage(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
-	head := func() eventlog.Revision { return o.head(t) }
-	counts := map[string]int{}
-	all := o.requests()
+	counts, before, all := newTally("answers"), o.head(t), o.requests()
+	limit := make(chan struct{}, 8) // to fail is to try again, so they wait more than they work
+	var running sync.WaitGroup
 	for i, r := range all {
 		if testing.Short() && i%7 != 0 {
 			continue
@@ -213,47 +225,76 @@ func TestOutage(t *testing.T) {
 			if warm && r.method != "GET" { // a write succeeds once
 				continue
 			}
-			var failures []answer
-			for n := 1; ; n++ {
-				s := o.process(o.log)
-				if warm {
-					s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
-				}
-				before, failed := head(), o.failFrom(n)
-				got := r.do(t, s)
-				again := failed()
-				counts["requests"]++
-				if again && got.code >= 400 {
-					require.NotRegexp(t, internals, got.body, "%s %s", r.method, r.path)
-				}
-				if again && got.code == 503 {
-					status := got.object(t)
-					require.Equal(t, "ServiceUnavailable", status["reason"], "%s %s: %s", r.method, r.path, got.body)
-					require.Equal(t, "1", got.header.Get("Retry-After"), "%s %s: %s", r.method, r.path, got.body)
-					require.Equal(t, before, head(), "a 503 of what was written: %s %s: %s", r.method, r.path, got.body)
-					counts["503, nothing written"]++
-					continue
-				}
-				if again && got.code == 500 && before != head() {
-					require.Empty(t, got.header.Get("Retry-After"), "%s %s: %s", r.method, r.path, got.body)
-					counts["500, written"]++
-					break // so that it is not as it was
-				}
-				failures = append(failures, got)
-				if again {
-					continue
-				}
-				require.Less(t, got.code, 500, got.body)
-				for _, f := range failures[:len(failures)-1] {
-					require.Equal(t, got.code, f.code, "%s %s: %s", r.method, r.path, f.body)
-					counts["as without the outage"]++
-				}
-				break
-			}
+			running.Go(func() {
+				limit <- struct{}{}
+				defer func() { <-limit }()
+				o.outageOfTheBucket(t, r, warm, fmt.Sprintf("bucket-%d-%v", i, warm), counts)
+			})
 		}
 	}
-	require.Greater(t, counts["503, nothing written"], len(all)/7)
+	running.Wait()
+	if head := o.head(t); head > before {
+		o.requireWhole(t, before, head)
+	}
+	require.False(t, t.Failed())
+	require.Greater(t, counts.counts["503, nothing written"], len(all)/7)
 	t.Logf("%d kinds of requests: %v", len(all), counts)
+}
+
+func (o outage) outageOfTheBucket(t *testing.T, r request, warm bool, id string, counts *tally) {
+	var failures []answer
+	for n := 1; ; n++ {
+		b := &troubled{Bucket: o.bucket, met: func(context.Context) error { return memory.ErrInjected }}
+		s := o.processOn(o.log, b)
+		if warm {
+			if got := (request{method: "GET", path: "/api/v1/nodes/x"}.as("ann")).do(t, s); !assert.Equal(t, 404, got.code, got.body) {
+				return
+			}
+		}
+		b.from(n)
+		before, asked := o.head(t), r.with("Audit-Id", fmt.Sprint(id, "-", n))
+		got := asked.do(t, s)
+		again, written := b.isMet(), o.hasWritten(t, asked, before)
+		what := fmt.Sprintf("%s %s, from request %d on: %d %s", r.method, r.path, n, got.code, got.body)
+		counts.add("requests")
+		if again && got.code >= 400 && !assert.NotRegexp(t, internals, got.body, what) {
+			return
+		}
+		if again && got.code == 503 {
+			if !assert.Equal(t, "ServiceUnavailable", got.object(t)["reason"], what) ||
+				!assert.Equal(t, "1", got.header.Get("Retry-After"), what) || !assert.False(t, written, "a 503 of what was written: %s", what) {
+				return
+			}
+			counts.add("503, nothing written")
+			continue
+		}
+		if again && got.code == 500 && written {
+			assert.Empty(t, got.header.Get("Retry-After"), what)
+			counts.add("500, written")
+			return // so that it is not as it was
+		}
+		if again {
+			failures = append(failures, got)
+			continue
+		}
+		assert.Less(t, got.code, 500, what)
+		for _, f := range failures {
+			assert.Equal(t, got.code, f.code, "%s %s: %s", r.method, r.path, f.body)
+			counts.add("as without the outage")
+		}
+		return
+	}
+}
+
+// hasWritten reports whether a request is in the log, by its Audit-Id. Requests at the same time do not matter.
+func (o outage) hasWritten(t *testing.T, r request, after eventlog.Revision) (written bool) {
+	err := o.log.Tail(t.Context(), after, o.head(t), func(e eventlog.Event) error {
+		id, _, _ := strings.Cut(e.RequestID, "/")
+		written = written || id == r.header.Get("Audit-Id")
+		return nil
+	})
+	assert.NoError(t, err)
+	return written
 }
 
 // requireWhole reads what was appended after a revision: appends as a whole, each event of which counts.
@@ -286,26 +327,40 @@ func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 // with Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
 // nothing.
 func TestOutageOfTheLog(t *testing.T) {
-	for _, warm := range []bool{true, false} {
-		for _, answered := range []bool{true, false} {
-			counts := newTally(fmt.Sprintf("it breaks, answered %v, warm %v", answered, warm))
-			outageOfTheLog(t, warm, answered, eventlogtest.Breaks, 0, 1, counts)
-			t.Log(counts)
-		}
-	}
-	const parts = 4 // each with a cell of its own and at the same time, as they wait more than they work
+	const parts = 4
+	limit := make(chan struct{}, 24) // they wait more than they work, but not for each other
 	var all sync.WaitGroup
 	var tallies []*tally
-	for _, warm := range []bool{true, false} {
+	var warmed *outage // in which nothing is written
+	for how, name := range map[eventlogtest.Failure]string{eventlogtest.Breaks: "breaks", eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
 		for _, answered := range []bool{true, false} {
-			for how, name := range map[eventlogtest.Failure]string{eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
+			for _, warm := range []bool{true, false} {
 				counts := newTally(fmt.Sprintf("it %s, answered %v, warm %v", name, answered, warm))
 				tallies = append(tallies, counts)
-				for part := range parts {
-					all.Go(func() {
-						t.Run(fmt.Sprintf("%s %d", counts.of, part), func(t *testing.T) { outageOfTheLog(t, warm, answered, how, part, parts, counts) })
-					})
+				o := warmed
+				if o == nil || !warm {
+					filled := newOutage(t)
+					filled.fill(t)
+					o = &filled
 				}
+				if warm {
+					warmed = o
+				}
+				before := o.head(t)
+				all.Go(func() {
+					var running sync.WaitGroup
+					for part := range parts {
+						running.Go(func() {
+							limit <- struct{}{}
+							defer func() { <-limit }()
+							t.Run(fmt.Sprintf("%s %d", counts.of, part), func(t *testing.T) { o.outageOfTheLog(t, warm, answered, how, part, parts, counts) })
+						})
+					}
+					running.Wait()
+					if head := o.head(t); head > before {
+						t.Run(counts.of+" is whole", func(t *testing.T) { o.requireWhole(t, before, head) })
+					}
+				})
 			}
 		}
 	}
@@ -337,11 +392,7 @@ func (c *tally) add(kind string) {
 // String implements fmt.Stringer.
 func (c *tally) String() string { return fmt.Sprint(c.of, ": ", c.counts) }
 
-func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
-	filling.Lock()
-	o := newOutage(t)
-	o.fill(t)
-	filling.Unlock()
+func (o outage) outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
 	timeout := time.Second
 	if how == eventlogtest.Breaks {
 		timeout = 0 // the default: it is not waited for
@@ -358,19 +409,16 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 			if warm {
 				s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
 			}
-			before := o.head(t)
+			before, asked := o.head(t), r.with("Audit-Id", fmt.Sprintf("log-%v-%v-%d-%d-%d", warm, answered, how, i, n))
 			link.FailAt(n, answered, how)
-			got := r.do(t, s)
+			got := asked.do(t, s)
 			failed := link.HasFailed()
 			link.Resume()
 			_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
 			conn.Close()
-			head := o.head(t)
+			written := o.hasWritten(t, asked, before)
 			counts.add("requests")
 			what := fmt.Sprintf("%s %s, from message %d on: %d %s", r.method, r.path, n, got.code, got.body)
-			if head > before {
-				o.requireWhole(t, before, head)
-			}
 			if failed && got.code >= 500 {
 				require.NotEqual(t, eventlogtest.Breaks, how, what)
 				require.NotRegexp(t, internals, got.body, what)
@@ -379,18 +427,18 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 			case failed && got.code == 503:
 				require.Equal(t, "ServiceUnavailable", got.object(t)["reason"], what)
 				require.Equal(t, "1", got.header.Get("Retry-After"), what)
-				require.Equal(t, before, head, "a 503 of what was written: %s", what)
+				require.False(t, written, "a 503 of what was written: %s", what)
 				counts.add("503, nothing written")
 				continue
 			case failed && got.code == 500:
 				require.Empty(t, got.header.Get("Retry-After"), what)
 				require.Regexp(t, "the outcome of the write is unknown|a part was written", what)
-				if head == before {
+				if !written {
 					counts.add("500, nothing written")
 					continue
 				}
 				counts.add("500, written")
-			case failed && head == before:
+			case failed && !written:
 				during = append(during, got)
 				continue
 			case failed:
@@ -408,16 +456,23 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 	}
 }
 
-// newServiceWebhook answers admission reviews for the Service 'hook', to which it belongs.
+// newServiceWebhook answers admission reviews for the Service 'hook'.
 func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configuration func(name, more string) string) {
 	hook = newWebhookServer(t)
+	at := `"clientConfig":` + o.newHookService(t, hook.Config.Handler)
+	byURL := regexp.MustCompile(`"clientConfig":\{[^}]*\}`)
+	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
+}
+
+// newHookService serves the Service 'hook', and returns how a configuration names it.
+func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig string) {
 	authority := newAuthority(t)
 	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
 	require.NoError(t, err)
 	certificate, key := authority.sign(t, &x509.Certificate{DNSNames: []string{"hook.hooks.svc"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	pair, err := tls.X509KeyPair(certificate, key)
 	require.NoError(t, err)
-	served := httptest.NewUnstartedServer(hook.Config.Handler)
+	served := httptest.NewUnstartedServer(handler)
 	_ = served.Listener.Close()
 	served.Listener, served.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}}
 	served.StartTLS()
@@ -432,9 +487,7 @@ func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configurat
 	require.NoError(t, err)
 	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
 		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
-	at := `"clientConfig":{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
-	byURL := regexp.MustCompile(`"clientConfig":\{[^}]*\}`)
-	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
+	return `{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
 }
 
 type decider struct{ path, body string }
@@ -483,35 +536,333 @@ func TestOutageOfWhatDecides(t *testing.T) {
 		}
 		refused := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"denied"},"data":{"a":"1"}}`}.as("ann")
 		counts := newTally(what)
-		asked := map[string]int{} // by the bucket's lock
-		o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
 		require.Contains(t, []int{400, 422}, refused.do(t, o.process(o.log)).code)
-		o.bucket.Inject(nil)
-		for key, times := range asked {
-			for from := range times {
-				n := 0 // by the bucket's lock
-				o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
-					if k == key {
-						n++
-					}
-					if k == key && n > from {
-						return memory.Fails
-					}
-					return memory.Works
-				})
-				got := refused.do(t, o.process(o.log))
-				o.bucket.Inject(nil)
-				counts.add(fmt.Sprint(got.code))
-				require.Contains(t, []int{400, 422, 503}, got.code, "%s, without %s: %s", what, key, got.body)
-				require.NotRegexp(t, internals, got.body)
-				require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
-			}
-		}
+		o.eachWithout(t, refused, func(without string, got answer) {
+			counts.add(fmt.Sprint(got.code))
+			require.Contains(t, []int{400, 422, 503}, got.code, "%s, without %s: %s", what, without, got.body)
+			require.NotRegexp(t, internals, got.body)
+			require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+		})
 		require.NotZero(t, counts.counts["503"])
 		t.Log(counts)
 		for _, made := range objects {
 			name := fieldOf(answer{body: made.body}.object(t), "metadata.name").(string)
 			o.must(t, 200, request{method: "DELETE", path: made.path + "/" + name}.as("root"))
 		}
+	}
+}
+
+// eachWithout sends a request while one object of the bucket cannot be read, from its n-th read on, for each object
+// that the request needs and each n.
+func (o outage) eachWithout(t *testing.T, r request, check func(without string, got answer)) {
+	asked := map[string]int{} // by the bucket's lock
+	o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
+	r.do(t, o.process(o.log))
+	o.bucket.Inject(nil)
+	for key, times := range asked {
+		for from := range times {
+			n := 0 // by the bucket's lock
+			o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
+				if k == key {
+					n++
+				}
+				if k == key && n > from {
+					return memory.Fails
+				}
+				return memory.Works
+			})
+			got := r.do(t, o.process(o.log))
+			o.bucket.Inject(nil)
+			check(key, got)
+		}
+	}
+}
+
+// TestOutageOfAConversion: a conversion webhook that is named by its Service is called at an endpoint of that. If the
+// Service cannot be read, the webhook has not failed, and the answer is 503.
+func TestOutageOfAConversion(t *testing.T) {
+	o := newOutage(t)
+	require.NoError(t, o.Bootstrap(t.Context()))
+	commit := func() {
+		_, err := o.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+	}
+	commit()
+	clientConfig := o.newHookService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { convert(w, r, nil) }))
+	commit()
+	o.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD("thing", clientConfig)}.as("root"))
+	commit()
+	const one, two = "/apis/ex.com/v1/namespaces/default/things", "/apis/ex.com/v2/namespaces/default/things"
+	second := func(name string) string { return strings.Replace(fmt.Sprintf(outageCustom, name), "/v1", "/v2", 1) }
+	made := o.must(t, 201, request{method: "POST", path: one, body: fmt.Sprintf(outageCustom, "old")}.as("root")).body
+	commit()
+	require.Contains(t, o.must(t, 200, request{method: "GET", path: two + "/old"}.as("root")).body, `"converted":"ex.com/v2"`)
+	dry := "?dryRun=All"
+	for what, r := range map[string]request{
+		"get":    {method: "GET", path: two + "/old"},
+		"list":   {method: "GET", path: two},
+		"create": {method: "POST", path: two + dry, body: second("new")},
+		"update": {method: "PUT", path: two + "/old" + dry, body: strings.Replace(annotated(made), "/v1", "/v2", 1)},
+		"merge":  {method: "PATCH", path: two + "/old" + dry, body: `{"metadata":{"labels":{"b":"2"}}}`, contentType: "application/merge-patch+json"},
+		"apply":  {method: "PATCH", path: two + "/old" + dry + "&fieldManager=m&force=true", body: second("old"), contentType: "application/apply-patch+yaml"},
+		"delete": {method: "DELETE", path: two + "/old" + dry},
+		"empty":  {method: "DELETE", path: two + dry},
+	} {
+		counts, before := newTally(what), o.head(t)
+		o.eachWithout(t, r.as("root"), func(without string, got answer) {
+			counts.add(fmt.Sprint(got.code))
+			require.Contains(t, []int{200, 201, 503}, got.code, "%s without %s: %s", what, without, got.body)
+			require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+			if got.code == 503 {
+				require.NotRegexp(t, internals, got.body)
+			}
+		})
+		require.NotZero(t, counts.counts["503"])
+		require.Equal(t, before, o.head(t))
+		t.Log(counts)
+	}
+}
+
+// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, nothing is known of its server: a
+// request for it may be sent again, and its condition stays as it is.
+func TestOutageOfARemoteServer(t *testing.T) {
+	o := newOutage(t)
+	require.NoError(t, o.Bootstrap(t.Context()))
+	commit := func() {
+		_, err := o.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+	}
+	commit()
+	var at struct{ CABundle string }
+	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
+	require.NoError(t, json.Unmarshal([]byte(o.newHookService(t, served)), &at))
+	commit()
+	made := o.must(t, 201, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1",` +
+		`"service":{"name":"hook","namespace":"hooks"},"caBundle":"` + at.CABundle + `","groupPriorityMinimum":10,"versionPriority":10}}`}.as("root"))
+	commit()
+	service := &apiregistrationv1.APIService{}
+	require.NoError(t, json.Unmarshal([]byte(made.body), service))
+	counts := newTally("requests")
+	o.eachWithout(t, request{method: "GET", path: "/apis/remote.ex/v1/things"}.as("root"), func(without string, got answer) {
+		counts.add(fmt.Sprint(got.code))
+		require.Contains(t, []int{200, 503}, got.code, "without %s: %s", without, got.body)
+		require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+		require.NotRegexp(t, internals, got.body)
+	})
+	require.NotZero(t, counts.counts["503"])
+
+	unknown := func(s *Server) bool {
+		condition, err := s.CheckRemote(t.Context(), service)
+		if err == nil {
+			require.Equal(t, "Passed", condition.Reason, condition.Message)
+		}
+		return err != nil
+	}
+	caughtUp := func() *Server {
+		s := o.process(o.log)
+		s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("root"))
+		return s
+	}
+	require.False(t, unknown(caughtUp()))
+	for n := 1; ; n++ {
+		s := caughtUp()
+		failed := o.failFrom(n)
+		isUnknown := unknown(s)
+		if !failed() {
+			require.False(t, isUnknown)
+			break
+		}
+		require.True(t, isUnknown, "from read %d on", n)
+		counts.add("conditions unknown")
+	}
+	require.NotZero(t, counts.counts["conditions unknown"])
+	t.Log(counts)
+}
+
+// troubled is the bucket of one process, whose reads meet trouble from one of them on.
+type troubled struct {
+	bucket.Bucket
+	met   func(context.Context) error
+	begin atomic.Int64 // 0 for never
+	asked atomic.Int64
+}
+
+// from lets the n-th read from now on meet the trouble, and those after it.
+func (b *troubled) from(n int) {
+	b.asked.Store(0)
+	b.begin.Store(int64(n))
+}
+
+func (b *troubled) isMet() bool { return b.begin.Load() > 0 && b.asked.Load() >= b.begin.Load() }
+
+func (b *troubled) meet(ctx context.Context) error {
+	b.asked.Add(1)
+	if b.isMet() {
+		return b.met(ctx)
+	}
+	return nil
+}
+
+// Get implements bucket.Bucket.
+func (b *troubled) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := b.meet(ctx); err != nil {
+		return nil, "", fmt.Errorf("get %s: %w", key, err)
+	}
+	return b.Bucket.Get(ctx, key)
+}
+
+// GetRange implements bucket.Bucket.
+func (b *troubled) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if err := b.meet(ctx); err != nil {
+		return nil, fmt.Errorf("get a range of %s: %w", key, err)
+	}
+	return b.Bucket.GetRange(ctx, key, offset, length)
+}
+
+// List implements bucket.Bucket.
+func (b *troubled) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	if err := b.meet(ctx); err != nil {
+		return fmt.Errorf("list %s: %w", prefix, err)
+	}
+	return b.Bucket.List(ctx, prefix, yield)
+}
+
+// over sends the request to a server behind a listener: who waits for a stubborn handler there is not the client.
+func (r request) over(t *testing.T, h http.Handler) answer {
+	listener := httptest.NewServer(h)
+	defer listener.Close()
+	sent, err := http.NewRequestWithContext(t.Context(), r.method, listener.URL+r.path, strings.NewReader(r.body))
+	if err != nil {
+		t.Error(err)
+		return answer{}
+	}
+	for name, values := range r.header {
+		sent.Header[name] = values
+	}
+	sent.Header.Set("Content-Type", cmp.Or(r.contentType, "application/json"))
+	got, err := (&http.Client{Timeout: 20 * time.Second}).Do(sent)
+	if err != nil {
+		t.Errorf("%s %s hangs, or is cut off: %v", r.method, r.path, err)
+		return answer{}
+	}
+	defer func() { _ = got.Body.Close() }()
+	body, err := io.ReadAll(got.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return answer{got.StatusCode, got.Header, string(body)}
+}
+
+// TestOutageThatStalls: a bucket or a log that answers nothing more, from some point of a request on, makes no client
+// wait for longer than its request may take. The answer is what it would be without that, or 504, or 503 with
+// Retry-After if nothing was written, or 500 without it if what was is unknown. Each event is read back whole.
+func TestOutageThatStalls(t *testing.T) {
+	limit := make(chan struct{}, 48) // they wait more than they work
+	for what, stall := range map[string]func(t *testing.T, o outage, n int) (s *Server, stalled func() bool){
+		"the bucket": func(t *testing.T, o outage, n int) (*Server, func() bool) {
+			released := make(chan struct{})
+			b := &troubled{Bucket: o.bucket, met: func(ctx context.Context) error {
+				select {
+				case <-released:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}}
+			b.from(n)
+			return o.processOn(o.log, b), func() bool { close(released); return b.isMet() }
+		},
+		"the log, which has answered": func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, true) },
+		"the log":                     func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, false) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			filling.Lock()
+			o := newOutage(t)
+			o.fill(t)
+			filling.Unlock()
+			before, asked := o.head(t), make(chan stalled, 10_000)
+			var running sync.WaitGroup
+			for i, r := range o.requests() {
+				if strings.Contains(r.path, "watch=1") || i%3 != 0 || testing.Short() && i%7 != 0 {
+					continue
+				}
+				running.Go(func() {
+					limit <- struct{}{}
+					defer func() { <-limit }()
+					for n := 1; ; n += 1 + n/5 {
+						a := stalled{request: r.with("Audit-Id", fmt.Sprintf("stall-%d-%d", i, n)), n: n}
+						a.path += map[bool]string{true: "&", false: "?"}[strings.Contains(r.path, "?")] + "timeout=500ms"
+						s, end := stall(t, o, n)
+						a.got = a.over(t, s)
+						a.during = end()
+						asked <- a
+						if !a.during || r.method != "GET" && a.got.code < 300 { // a write succeeds once
+							return
+						}
+					}
+				})
+			}
+			running.Wait()
+			close(asked)
+			head, events, written, counts := o.head(t), 0, map[string]bool{}, newTally("answers")
+			o.requireWhole(t, before, head)
+			require.NoError(t, o.log.Tail(t.Context(), before, head, func(e eventlog.Event) error {
+				events++
+				id, _, _ := strings.Cut(e.RequestID, "/")
+				written[id] = true
+				return nil
+			}))
+			for a := range asked {
+				what := fmt.Sprintf("%s %s, from %d on: %d %s", a.method, a.path, a.n, a.got.code, a.got.body)
+				isWritten := written[a.header.Get("Audit-Id")]
+				counts.add("requests")
+				if !a.during {
+					counts.add("not stalled")
+					continue
+				}
+				counts.add(fmt.Sprint(a.got.code, map[bool]string{true: ", written", false: ", nothing written"}[isWritten]))
+				require.NotRegexp(t, internals, a.got.body, what)
+				switch a.got.code {
+				case 503:
+					require.Equal(t, "1", a.got.header.Get("Retry-After"), what)
+					require.False(t, isWritten, what)
+				case 500:
+					require.Empty(t, a.got.header.Get("Retry-After"), what)
+					require.Regexp(t, "the outcome of the write is unknown|a part was written", what)
+				case 504:
+					require.Equal(t, "Timeout", a.got.object(t)["reason"], what)
+					require.Empty(t, a.got.header.Get("Retry-After"), what)
+				default:
+					require.Less(t, a.got.code, 500, what)
+				}
+				if isWritten && a.got.code >= 300 {
+					require.Contains(t, a.got.body, "the outcome of the write is unknown", what)
+				}
+			}
+			t.Logf("%d events read back whole, %v", events, counts)
+		})
+	}
+}
+
+// stalled is a request from whose n-th message or read on nothing was answered, if it was as long during that.
+type stalled struct {
+	request
+	n      int
+	during bool
+	got    answer
+}
+
+// overStallingLink is a process whose link to the log stalls at the n-th message.
+func (o outage) overStallingLink(t *testing.T, n int, answered bool) (s *Server, stalled func() bool) {
+	conn, link := eventlogtest.ConnectThrough(t, o.server)
+	s = o.process(eventlogtest.Open(t, eventlog.Config{Conn: conn}))
+	link.FailAt(n, answered, eventlogtest.Stalls)
+	return s, func() bool {
+		failed := link.HasFailed()
+		link.Resume()
+		_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
+		conn.Close()
+		return failed
 	}
 }

@@ -53,8 +53,9 @@ func (s *Server) foreign(info *apirequest.RequestInfo) (schema.GroupVersion, boo
 	return version, ok && !strings.Contains(version.Version, "/") && !customresources.IsBuiltin(version.Group, version.Version)
 }
 
-// CheckRemote says whether the server of a remote APIService can be reached, as the condition Available.
-func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+// CheckRemote says whether the server of a remote APIService can be reached, as the condition Available. The error is
+// that nothing is known of it, because its Service could not be read.
+func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
 	return s.aggregator.Check(ctx, service)
 }
 

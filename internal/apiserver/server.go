@@ -98,6 +98,8 @@ type Server struct {
 	nodes *nodes.Authorizer
 	// kubelets connects to nodes, nil if it does not.
 	kubelets *reload.Value[kubeletTransports]
+	// servers finds webhooks and remote API servers that are named by a Service.
+	servers dynamic.Services
 	// dynamic decides by webhooks and policies.
 	dynamic *dynamic.Dynamic
 	// rootCA is the content of Config.RootCAFile.

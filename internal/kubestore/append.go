@@ -248,12 +248,10 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 		return 0, err
 	}
 	defer end()
+	closes := opens(ctx)
 	rev, err := v.Append(ctx, requestID(ctx), writes...)
-	if err != nil {
-		return 0, err
-	}
-	wrote(ctx, rev)
-	return rev, nil
+	closes(rev, err)
+	return rev, err
 }
 
 // writeFailed is what a client is told about a write that failed. If upstream's functions refused it, that is the

@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 
@@ -101,7 +102,10 @@ func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Ob
 		return obj, true, nil
 	}
 	obj, err = s.decode(data, into)
-	if err != nil {
+	switch {
+	case errors.As(err, new(*Unconverted)):
+		return nil, false, err
+	case err != nil:
 		return nil, false, &corruptError{rowKey: v.rowKey, err: err}
 	}
 	// An object that cannot hold a revision is still the object.
@@ -169,6 +173,16 @@ func setTo(obj, out runtime.Object) error {
 	target.Set(reflect.ValueOf(obj).Elem())
 	return nil
 }
+
+// Unconverted is what a codec of custom resources returns for an object that a webhook has not converted. Nothing is
+// wrong with what is stored, so the error is what upstream says.
+type Unconverted struct{ Err error }
+
+// Error implements error.
+func (e *Unconverted) Error() string { return e.Err.Error() }
+
+// Unwrap returns why.
+func (e *Unconverted) Unwrap() error { return e.Err }
 
 // corruptError is for a row whose value cannot be transformed or decoded.
 type corruptError struct {

@@ -93,7 +93,7 @@ func Answer(ctx context.Context, err error) error {
 		return apierrors.NewResourceExpired(err.Error())
 	case errors.As(err, &unread):
 		return unreadAnswer(ctx, unread)
-	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err):
+	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err), errors.As(err, new(*Unconverted)):
 		return err
 	case isContextError(err):
 		return &endedError{err, false}

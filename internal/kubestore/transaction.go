@@ -159,10 +159,9 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 		return 0, err
 	}
 	defer end()
+	closes := opens(ctx)
 	rev, err := pending.Append(ctx, requestID(ctx))
-	if err == nil {
-		wrote(ctx, rev)
-	}
+	closes(rev, err)
 	return rev, err
 }
 

@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -17,6 +18,8 @@ type requestView struct {
 	mu    sync.Mutex // guards what follows
 	view  *projection.View
 	wrote eventlog.Revision
+	// open is how many appends were begun of which it is not known that nothing was written.
+	open int
 	// past says that the request reads the view and nothing newer.
 	past bool
 	// unread is why the request cannot be served.
@@ -185,16 +188,6 @@ func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.Vie
 	return v, nil
 }
 
-// wrote notes that the context's request has written a revision, which its views must have from now on.
-func wrote(ctx context.Context, rev eventlog.Revision) {
-	r := requestViewOf(ctx)
-	if r != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.wrote = max(r.wrote, rev)
-	}
-}
-
 // Unread remembers why the context's request cannot be served, for who cannot return it.
 func Unread(ctx context.Context, err error) {
 	if r := requestViewOf(ctx); r != nil {
@@ -213,6 +206,38 @@ func UnreadOf(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unread
+}
+
+// opens notes that the context's request begins an append. It is closed with what became of that.
+func opens(ctx context.Context) (closes func(eventlog.Revision, error)) {
+	r := requestViewOf(ctx)
+	if r == nil {
+		return func(eventlog.Revision, error) {}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open++
+	return func(rev eventlog.Revision, err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		switch {
+		case err == nil:
+			r.wrote = max(r.wrote, rev) // which its views must have from now on
+		case !errors.Is(err, eventlog.ErrUnknown):
+			r.open--
+		}
+	}
+}
+
+// MayHaveWritten reports whether the context's request has begun to append something that may be in the log.
+func MayHaveWritten(ctx context.Context) bool {
+	r := requestViewOf(ctx)
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.open > 0
 }
 
 func (r *requestView) hasWritten() bool {

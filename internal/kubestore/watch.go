@@ -247,6 +247,9 @@ func passing(err error) bool {
 	if errors.As(err, &corrupt) {
 		return corrupt.sealed
 	}
+	if errors.As(err, new(*Unconverted)) { // the client must see that
+		return false
+	}
 	var status apierrors.APIStatus // then it is an answer already
 	return !errors.As(err, &status)
 }

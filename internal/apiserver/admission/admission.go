@@ -45,6 +45,8 @@ import (
 type Config struct {
 	Projection *projection.Projection
 	Listers    *listers.Factory
+	// Services find webhooks that are named by a Service.
+	Services Services
 	// Client and Instances speak to the API in this process.
 	Client    kubernetes.Interface
 	Instances dynamic.Interface
@@ -61,8 +63,7 @@ type Config struct {
 
 // Dynamic decides about requests. It is safe for concurrent use.
 type Dynamic struct {
-	config   Config
-	services Services
+	config Config
 	// authorizer answers expressions that ask it.
 	authorizer *witness
 	matcher    *matching.Matcher
@@ -95,14 +96,10 @@ type rules struct {
 
 // New makes a Dynamic. It reads nothing.
 func New(c Config) (*Dynamic, error) {
-	services, err := NewServices(c.Listers)
-	if err != nil {
-		return nil, err
-	}
 	matcher := matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client)
 	asked := &witness{Authorizer: c.Authorizer}
 	return &Dynamic{
-		config: c, authorizer: asked, changes: listers.NewChanges(c.Projection), services: services, matcher: matcher, configured: map[string][]byte{},
+		config: c, authorizer: asked, changes: listers.NewChanges(c.Projection), matcher: matcher, configured: map[string][]byte{},
 		policies: validating.NewDispatcher(asked, generic.NewPolicyMatcher(matcher)),
 		mutating: webhookKind[*mutatingwebhook.Plugin]{
 			name: mutatingwebhook.PluginName, configurations: c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -61,7 +63,7 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 		w.SetExternalKubeInformerFactory(&frozen{d.config.Listers, snapshot})
 		w.SetAuthorizer(d.authorizer)
 		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver()) // a name, which dial does not need
-		w.SetAuthenticationInfoResolverWrapper(d.calls)
+		w.SetAuthenticationInfoResolverWrapper(d.config.Services.Calls)
 		if err := w.ValidateInitialization(); err != nil {
 			return none, err
 		}
@@ -109,9 +111,9 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 	return f.Factory.InformerFor(object, make)
 }
 
-// calls says how webhooks are called: with a bound on their answers, and one that is named by a Service at an endpoint
+// Calls says how webhooks are called: with a bound on their answers, and one that is named by a Service at an endpoint
 // of that.
-func (d *Dynamic) calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
+func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 	bound := func(c *rest.Config, err error) (*rest.Config, error) {
 		if err != nil {
 			return nil, err
@@ -126,7 +128,7 @@ func (d *Dynamic) calls(upstream webhookutil.AuthenticationInfoResolver) webhook
 			c, err := bound(upstream.ClientConfigForService(name, namespace, port))
 			if err == nil {
 				c.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-					return d.dial(ctx, network, namespace, name, int32(port))
+					return s.dial(ctx, network, namespace, name, int32(port))
 				}
 				c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return searching{sender} })
 			}
@@ -147,33 +149,24 @@ type searchKey struct{}
 var errSearching error = &projection.ReadError{Err: errors.New("the Service of a webhook was not read in time")}
 
 // dial connects to an endpoint of a Service.
-func (d *Dynamic) dial(ctx context.Context, network, namespace, name string, port int32) (_ net.Conn, err error) {
-	s, _ := ctx.Value(searchKey{}).(*search)
-	at, err := s.find(ctx, func() (*url.URL, error) { return d.services.find(namespace, name, port) })
+func (s Services) dial(ctx context.Context, network, namespace, name string, port int32) (net.Conn, error) {
+	looked, _ := ctx.Value(searchKey{}).(*search)
+	looked.failure.Store(&errSearching)
+	at, err := s.ResolveEndpoint(namespace, name, port)
+	if listers.IsUnreadable(err) {
+		looked.failure.Store(&err)
+		return nil, err
+	}
+	looked.failure.Store(nil)
 	if err != nil {
 		return nil, err
 	}
 	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
 }
 
-func (s *search) find(ctx context.Context, find func() (*url.URL, error)) (at *url.URL, err error) {
-	s.failure.Store(&errSearching)
-	read := false
-	defer func() {
-		if read {
-			s.failure.Store(nil)
-		} else {
-			s.failure.Store(&err)
-		}
-	}()
-	defer listers.Catch(ctx, &err)
-	at, err = find()
-	read = true
-	return at, err
-}
-
 // searching lets the request know if its webhook could not be called because the Service could not be read. That is no
-// failure of the webhook, and upstream's interface has no place for it.
+// failure of the webhook, and upstream's interface has no place for it. A conversion does not know its request, so the
+// error says it in words (IsAboutUnread).
 type searching struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -182,9 +175,16 @@ func (r searching) RoundTrip(out *http.Request) (*http.Response, error) {
 	response, err := r.RoundTripper.RoundTrip(out.WithContext(context.WithValue(out.Context(), searchKey{}, s)))
 	if failure := s.failure.Load(); err != nil && failure != nil {
 		kubestore.Unread(out.Context(), *failure)
+		slog.WarnContext(out.Context(), unreadService, "host", out.URL.Host, "error", *failure)
+		return response, errors.New(unreadService) // the reason names places of the bucket
 	}
 	return response, err
 }
+
+const unreadService = "the Service of the webhook could not be read"
+
+// IsAboutUnread says whether a text tells that a webhook could not be called because its Service could not be read.
+func IsAboutUnread(text string) bool { return strings.Contains(text, unreadService) }
 
 // maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
 // without an end, and a webhook could take all memory of the process.
@@ -221,15 +221,11 @@ func NewServices(f *listers.Factory) (Services, error) {
 	return Services{f.Core().V1().Services().Lister(), endpoints}, nil
 }
 
-// ResolveEndpoint implements webhookutil.ServiceResolver.
+// ResolveEndpoint implements webhookutil.ServiceResolver. The error is listers.Unreadable if the Service could not
+// be read.
 func (s Services) ResolveEndpoint(namespace, name string, port int32) (found *url.URL, err error) {
-	defer listers.Catch(context.Background(), &err)
-	return s.find(namespace, name, port)
-}
-
-// find is ResolveEndpoint, but panics as listers do.
-func (s Services) find(namespace, name string, port int32) (*url.URL, error) {
-	found, err := proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
+	defer listers.Return(&err)
+	found, err = proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
 	if err == nil && net.ParseIP(found.Hostname()) == nil {
 		return nil, fmt.Errorf("an endpoint of Service %s/%s is the name '%s': give its EndpointSlice addresses", namespace, name, found.Hostname())
 	}

@@ -22,48 +22,55 @@ const (
 )
 
 // Check says whether the server of a remote APIService can be reached. It is the condition that upstream's controller
-// writes.
-func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
-	condition := apiregistrationv1.APIServiceCondition{
+// writes. If its Service could not be read, nothing is known of the server, and the error says so.
+func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) (condition apiregistrationv1.APIServiceCondition, err error) {
+	condition = apiregistrationv1.APIServiceCondition{
 		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, LastTransitionTime: metav1.Now(),
 	}
-	condition.Reason, condition.Message = a.missing(service)
-	if condition.Reason != "" {
-		return condition
+	condition.Reason, condition.Message, err = a.missing(service)
+	if err != nil || condition.Reason != "" {
+		return condition, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	var err error
 	for range checks { // each may choose another endpoint
-		if err = a.probe(ctx, service); err == nil {
+		err = a.probe(ctx, service)
+		switch {
+		case err == nil:
 			condition.Status, condition.Reason, condition.Message = apiregistrationv1.ConditionTrue, "Passed", "all checks passed"
-			return condition
+			return condition, nil
+		case listers.IsUnreadable(err):
+			return condition, err
 		}
 	}
 	condition.Reason, condition.Message = "FailedDiscoveryCheck", err.Error()
-	return condition
+	return condition, nil
 }
 
 // missing says what the Service of a remote APIService lacks, if it cannot be called.
-func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string) {
+func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string, err error) {
 	at, port := service.Spec.Service, portOf(service)
 	found, err := a.serviceOf(at)
 	switch {
 	case apierrors.IsNotFound(err):
-		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", at.Name, at.Namespace)
+		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", at.Name, at.Namespace), nil
 	case err != nil:
-		return "ServiceAccessError", fmt.Sprintf("service/%s in %q cannot be checked due to: %v", at.Name, at.Namespace, err)
+		return "", "", fmt.Errorf("read service/%s in %q: %w", at.Name, at.Namespace, err)
 	case !slices.ContainsFunc(found.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == port }):
-		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", at.Name, at.Namespace, port)
+		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", at.Name, at.Namespace, port), nil
 	}
-	if _, err := a.config.Services.ResolveEndpoint(at.Namespace, at.Name, port); err != nil {
-		return "MissingEndpoints", fmt.Sprintf("service/%s in %q has no endpoint that can be called: %v", at.Name, at.Namespace, err)
+	_, err = a.config.Services.ResolveEndpoint(at.Namespace, at.Name, port)
+	switch {
+	case listers.IsUnreadable(err):
+		return "", "", fmt.Errorf("read the endpoints of service/%s in %q: %w", at.Name, at.Namespace, err)
+	case err != nil:
+		return "MissingEndpoints", fmt.Sprintf("service/%s in %q has no endpoint that can be called: %v", at.Name, at.Namespace, err), nil
 	}
-	return "", ""
+	return "", "", nil
 }
 
 func (a *Aggregator) serviceOf(at *apiregistrationv1.ServiceReference) (found *corev1.Service, err error) {
-	defer listers.Catch(context.Background(), &err)
+	defer listers.Return(&err)
 	return a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
 }
 

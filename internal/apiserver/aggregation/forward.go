@@ -52,7 +52,7 @@ func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *ap
 	}
 	endpoint, err := a.locate(s)
 	if err != nil {
-		return err
+		return kubestore.Answer(r.Context(), err)
 	}
 	location := &url.URL{Scheme: "https", Host: endpoint.Host, Path: r.URL.Path, RawQuery: r.URL.Query().Encode()}
 	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r)

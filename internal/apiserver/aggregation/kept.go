@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -83,7 +84,7 @@ func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)
 		k.value, k.err, k.at = value, nil, time.Now()
 	case cause == errImpatient:
 		k.err, k.at = cause, time.Now()
-	case cause == nil: // otherwise the client has given up, and that says nothing of the server
+	case cause == nil && !listers.IsUnreadable(err): // otherwise it says nothing of the server
 		k.err, k.at = err, time.Now()
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/controllers/status/remote"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 const (
@@ -120,12 +122,15 @@ func (a *Aggregator) dial(ctx context.Context, network, address string) (net.Con
 	return conn, err
 }
 
-// locate finds an endpoint of the server, preferably one that is not down. The error is a 503.
+// locate finds an endpoint of the server, preferably one that is not down. The error is a 503, or listers.Unreadable.
 func (a *Aggregator) locate(s *server) (*url.URL, error) {
 	var found *url.URL
 	for range choices {
 		var err error
 		found, err = a.config.Services.ResolveEndpoint(s.key.namespace, s.key.name, s.key.port)
+		if listers.IsUnreadable(err) {
+			return nil, err
+		}
 		if err != nil {
 			return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoint of Service %s/%s can be called: %v", s.key.namespace, s.key.name, err))
 		}

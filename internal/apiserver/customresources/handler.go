@@ -13,7 +13,6 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -38,7 +37,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/apiserver/pkg/util/webhook"
-	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
@@ -66,10 +64,13 @@ type Config struct {
 	Registry func() (rest.Watcher, error)
 	// WithLine gives a watch a line to its client, if it has a form.
 	WithLine func(*http.Request, *lines.Form) *http.Request
+	// Calls says how conversion webhooks are called.
+	Calls webhook.AuthenticationInfoResolverWrapper
+	// Corrected corrects answers to reads that need a conversion webhook. Those to writes are corrected anyway.
+	Corrected func(http.Handler) http.Handler
 	// The fields from here to MaxRequestBodyBytes are those of upstream's configuration.
 	Admission           admission.Interface
 	Authorizer          authorizer.Authorizer
-	Loopback            *clientrest.Config
 	RequestTimeout      time.Duration
 	MinRequestTimeout   time.Duration
 	MaxRequestBodyBytes int64
@@ -154,7 +155,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		one.schemas() // or the feed would wait for them
 		r = h.config.WithLine(r, one.form(r, info))
 	}
-	one.ServeHTTP(w, r)
+	serve := http.Handler(one)
+	if r.Method == http.MethodGet && callsService(crd) {
+		serve = h.config.Corrected(one)
+	}
+	serve.ServeHTTP(w, r)
+}
+
+// callsService reports whether objects of a CRD are converted by a webhook that is named by its Service.
+func callsService(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	c := crd.Spec.Conversion
+	return c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil
 }
 
 // refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for
@@ -277,9 +288,9 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 		c.NotServed,
 		instanceOptions{c.Stores, one.schemaOf},
 		wholeNumbers{c.Admission},
-		nil, // nothing is left to establish
-		webhook.NewDefaultServiceResolver(),
-		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.Loopback, noop.NewTracerProvider()),
+		nil,                                 // nothing is left to establish
+		webhook.NewDefaultServiceResolver(), // a name, which calls do not need
+		c.Calls,
 		1,
 		c.Authorizer,
 		c.RequestTimeout,

@@ -2,6 +2,7 @@ package customresources
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -87,5 +88,18 @@ func (c codec) Decode(data []byte, defaults *schema.GroupVersionKind, into runti
 		err = fmt.Errorf("%w: %w: add it to the `spec.versions` of the CustomResourceDefinition "+
 			"again, where it need not be served, and update every object before you drop it", err, kubestore.ErrDropped)
 	}
-	return object, kind, err
+	return object, kind, unconverted(err)
+}
+
+// Encode implements runtime.Encoder.
+func (c codec) Encode(object runtime.Object, w io.Writer) error {
+	return unconverted(c.Codec.Encode(object, w))
+}
+
+// unconverted marks an error of a conversion webhook, which upstream says in words.
+func unconverted(err error) error {
+	if err != nil && strings.HasPrefix(err.Error(), "conversion webhook for ") {
+		return &kubestore.Unconverted{Err: err}
+	}
+	return err
 }

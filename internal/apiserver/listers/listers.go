@@ -45,6 +45,12 @@ var ErrNoView = errors.New("no view of the log has been read yet")
 // Unreadable is what a lister panics with where upstream's interface has no place for an error.
 type Unreadable struct{ Err error }
 
+// Error implements error, for Return.
+func (u Unreadable) Error() string { return u.Err.Error() }
+
+// Unwrap returns what could not be read.
+func (u Unreadable) Unwrap() error { return u.Err }
+
 // Fail panics with an error that is no answer to the request in whose context it is. The server still knows it if
 // upstream makes a text of the panic.
 func Fail(ctx context.Context, err error) {
@@ -62,6 +68,20 @@ func Catch(ctx context.Context, err *error) {
 		panic(reason)
 	}
 }
+
+// Return is Catch where there is no request to answer: the error IsUnreadable. It must be deferred.
+func Return(err *error) {
+	switch reason := recover().(type) {
+	case nil:
+	case Unreadable:
+		*err = reason
+	default:
+		panic(reason)
+	}
+}
+
+// IsUnreadable reports whether an error is about what could not be read, rather than about what was.
+func IsUnreadable(err error) bool { return errors.As(err, &Unreadable{}) }
 
 // IsUndecodable reports whether an object could not be read because its stored value is not what it should be. Such an
 // object stays unreadable. A value that cannot be decrypted is different, because the next try may succeed.
