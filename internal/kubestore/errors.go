@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
 	"syscall"
 
@@ -182,13 +181,9 @@ func (e *endedError) Status() metav1.Status {
 
 // Unavailable is a 503 that tells clients to try again in a second. Nothing was done.
 func Unavailable(message string) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusServiceUnavailable,
-		Reason:  metav1.StatusReasonServiceUnavailable,
-		Message: message,
-		Details: &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds},
-	}}
+	unavailable := apierrors.NewServiceUnavailable(message)
+	unavailable.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds}
+	return unavailable
 }
 
 // watchError is the last event of a watch that cannot go on.
