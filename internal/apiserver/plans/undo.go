@@ -168,7 +168,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 			return nil, apierrors.NewBadRequest("give an object, or a manager or a user with a moment since which")
 		}
 		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
-			i := changeOf(all, u.Revision)
+			i := u.changeOf(all)
 			return i >= 0 && i+1 < len(all) // with the version before
 		})
 		if err != nil {
@@ -199,16 +199,16 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 }
 
 // changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
-func changeOf(versions []history.Version, revision string) int {
+func (u *undo) changeOf(versions []history.Version) int {
 	return slices.IndexFunc(versions, func(v history.Version) bool {
-		return revision != "" && v.Name == revision || revision == "" && !isUndo(&v) && !isStatus(&v)
+		return u.Revision != "" && v.Name == u.Revision || u.Revision == "" && !isUndo(&v) && !isStatus(&v, u.hasStatus(&v))
 	})
 }
 
 // ofOne takes back one change.
 func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoing, error) {
 	object, revision := versions[0].Object, u.Revision
-	if i := changeOf(versions, revision); i >= 0 {
+	if i := u.changeOf(versions); i >= 0 {
 		if revision == "" && versions[i].Verb == "create" {
 			return nil, refuse(http.StatusConflict, "the last change of %s is that it was made, and to take that back is to delete it: "+
 				"name revision %s", u.title(object), versions[i].Name)
@@ -224,10 +224,21 @@ func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoin
 
 func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
 
-// isStatus says that an update has changed nothing that an undo could write.
-func isStatus(v *history.Version) bool {
+// hasStatus says that the status of a version's object is written by itself. Of a kind that is not served it is.
+func (u *undo) hasStatus(v *history.Version) bool {
+	kinds, err := u.live.Catalog()
+	if err != nil {
+		return true
+	}
+	k, ok := kinds.Of(v.Object.GroupResource())
+	return !ok || k.HasStatus
+}
+
+// isStatus says that an update has changed nothing that an undo could write. A status that is not written by itself is
+// a field like others.
+func isStatus(v *history.Version, hasStatus bool) bool {
 	return v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
-		return field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
+		return !hasStatus || field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
 	})
 }
 
@@ -239,7 +250,7 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	var order []id
 	for i := range changes {
 		v := &changes[i].Version
-		if isUndo(v) && !undos || isStatus(v) || v.Object.GroupResource() == ipAddresses {
+		if isUndo(v) && !undos || isStatus(v, u.hasStatus(v)) || v.Object.GroupResource() == ipAddresses {
 			continue
 		}
 		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
@@ -415,7 +426,7 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 		if v.Name == c.version.Name {
 			return "" // only the control plane has written to it since
 		}
-		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
+		if !isStatus(v, u.kind.HasStatus) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
 			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
 		}
 	}
