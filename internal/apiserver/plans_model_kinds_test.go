@@ -90,7 +90,7 @@ func (k *modelKind) keysOf(way string) []string {
 
 // commonNames are those of lists in many kinds.
 var commonNames = map[string][]string{
-	"containers": {"name"}, "initContainers": {"name"}, "env": {"name"}, "volumes": {"name"}, "ownerReferences": {"kind", "name"},
+	"containers": {"name"}, "initContainers": {"name"}, "env": {"name"}, "volumes": {"name"}, "ownerReferences": {"kind", "name"}, "finalizers": {},
 }
 
 // written is what a client may write of an object.
@@ -182,18 +182,6 @@ var commonEdits = []edit{
 
 // held keeps an object when it is deleted.
 var held = oneOf("metadata.finalizers", []any{"example.com/hold"}, absent{}, absent{}, absent{})
-
-// bySchema says that the items of a list are told apart by what the kind's schema says, and not by a field that looks
-// like a name.
-const bySchema = false
-
-// ifBySchema are names of items, or edits, that make a difference then.
-func ifBySchema[T any](all ...T) []T {
-	if bySchema {
-		return append([]T{}, all...)
-	}
-	return nil
-}
 
 var modelDefinitions = []string{
 	`{"metadata":{"name":"things.example.com"},"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"things","kind":"Thing"},"versions":[
@@ -292,7 +280,7 @@ var coreKinds = []modelKind{
 			item["port"] = map[string]any{"http": 80, "https": 443, "more": 8080}[item["name"].(string)]
 			item["targetPort"] = values("80", `"named"`, "8080")[m.IntN(3)]
 		}),
-	}, names: map[string][]string{"spec.ports": {"name"}}, kept: serviceAddresses, immutable: serviceAddresses,
+	}, names: map[string][]string{"spec.ports": {"port", "protocol"}}, kept: serviceAddresses, immutable: serviceAddresses,
 		toTwin:   func(object map[string]any) { without(object, "spec.clusterIP", "spec.clusterIPs") },
 		fromTwin: func(object, own map[string]any) { borrow(object, own, "spec.clusterIP", "spec.clusterIPs") },
 		status:   conditions(`"Ready"`)},
@@ -407,10 +395,10 @@ var rules = []edit{
 
 const roleBindingOf = `{"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"x"},"subjects":[{"kind":"User","name":"x","apiGroup":"rbac.authorization.k8s.io"}]}`
 
-var subjects = ifBySchema(
+var subjects = []edit{
 	setTo("subjects", `[{"kind":"User","name":"x","apiGroup":"rbac.authorization.k8s.io"}]`, `[{"kind":"Group","name":"x","apiGroup":"rbac.authorization.k8s.io"}]`,
 		`[{"kind":"User","name":"y","apiGroup":"rbac.authorization.k8s.io"},{"kind":"User","name":"x","apiGroup":"rbac.authorization.k8s.io"}]`, ""),
-)
+}
 
 var clusterKinds = []modelKind{
 	{resource: "clusterroles.rbac.authorization.k8s.io", kind: "ClusterRole", version: "v1", everywhere: true, object: `{"rules":[]}`,
@@ -480,7 +468,7 @@ var customKinds = []modelKind{
 		setTo("spec.free.a", "null", "9007199254740993", "1.5", `{"x":null}`, `{"x":9007199254740993,"y":{}}`, `[null,1]`, `[]`, ""), setTo("spec.free.b", "1", "null", "true", ""),
 		setTo("spec.tags", `["a"]`, `["a","b"]`, `["c","b"]`, `[]`, ""), setTo("spec.numbers", `[1,2]`, `[9007199254740993]`, `[]`, ""),
 		items("spec.items", "id", []string{"x", "y", "z"}, func(m *model, item map[string]any) { setTo("value", `"1"`, `"2"`, "null", "")(m, item) }),
-	}, names: map[string][]string{"spec.items": ifBySchema("id"), "spec.pairs": ifBySchema("host", "port"), "spec.tags": ifBySchema[string]()},
+	}, names: map[string][]string{"spec.items": {"id"}, "spec.pairs": {"host", "port"}, "spec.tags": {}},
 		status: setTo("status.x", "1", "9007199254740993", "null")},
 	{resource: "globals.example.com", kind: "Global", version: "v1", everywhere: true, object: `{"apiVersion":"example.com/v1","kind":"Global"}`, edits: []edit{
 		setTo("spec.a", "null", "9007199254740993", `{"x":null}`, `{"x":{"y":[null]}}`, `"x"`, ""), setTo("status.phase", `"x"`, "null", `"y"`, ""), setTo("top", "null", "1", `{}`, `[]`, ""),

@@ -383,6 +383,15 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		require.Contains(t, done.Status.Changes[0].Left, "it was changed since")
 		s.must(t, 200, request{method: "GET", path: address})
 	})
+	t.Run("a status like other fields", func(t *testing.T) {
+		s := newServer(t)
+		s.must(t, 201, request{method: "POST", path: definitionPath, body: modelDefinitions[2]})
+		const path = "/apis/example.com/v1/globals"
+		s.must(t, 201, request{method: "POST", path: path, body: `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":"x"},"status":{"a":1}}`})
+		patch(s, path+"/x", `{"status":{"a":2}}`)
+		s.planned(t, `{"undo":{"object":"globals.example.com/x"}}`, false, nil)
+		require.EqualValues(t, 1, fieldOf(get(s, path+"/x"), "status.a"))
+	})
 	t.Run("fields of nobody", func(t *testing.T) {
 		s := newServer(t)
 		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})

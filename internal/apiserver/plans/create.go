@@ -31,6 +31,7 @@ var (
 	claims          = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	namespaces      = schema.GroupResource{Resource: "namespaces"}
 	configMaps      = schema.GroupResource{Resource: "configmaps"}
+	clusterRoles    = schema.GroupResource{Group: "rbac.authorization.k8s.io", Resource: "clusterroles"}
 	daemonSets      = schema.GroupResource{Group: "apps", Resource: "daemonsets"}
 	serviceAccounts = schema.GroupResource{Resource: "serviceaccounts"}
 	definitions     = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}

@@ -21,6 +21,9 @@ func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unst
 	if k.GroupResource() == daemonSets { // the API counts templates, and writes that into each version
 		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", appsv1.DeprecatedTemplateGeneration)
 	}
+	if _, aggregated := out.Object["aggregationRule"].(map[string]any); aggregated && k.GroupResource() == clusterRoles {
+		delete(out.Object, "rules") // the API gathers them from other roles
+	}
 	if k.HasStatus {
 		delete(out.Object, "status")
 	}

@@ -215,10 +215,12 @@ func (u *undo) changeOf(versions []history.Version) int {
 	})
 }
 
-// kindOf is the kind of a version as it is served now, the zero Kind if it is not.
+// kindOf is the kind of a version as it is served now. What is known of one that is not is that it has a status.
 func (u *undo) kindOf(v *history.Version) sides.Kind {
-	k, _ := u.kinds.Of(v.Object.GroupResource())
-	return k
+	if k, ok := u.kinds.Of(v.Object.GroupResource()); ok {
+		return k
+	}
+	return sides.Kind{HasStatus: true}
 }
 
 // ofOne takes back one change.
@@ -247,6 +249,12 @@ func isStatus(v *history.Version, k sides.Kind) bool {
 	})
 }
 
+// comesWithNamespace says that the API has made the object when somebody made its namespace.
+func comesWithNamespace(v *history.Version) bool {
+	of := v.Object.GroupResource()
+	return v.Verb == "create" && (of == serviceAccounts && v.Object.Name == "default" || of == configMaps && v.Object.Name == "kube-root-ca.crt")
+}
+
 // ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for. Addresses
 // are written with their Services: that of one which stays must not go.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
@@ -255,7 +263,7 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	var order []id
 	for i := range changes {
 		v := &changes[i].Version
-		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) || v.Object.GroupResource() == ipAddresses {
+		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) || v.Object.GroupResource() == ipAddresses || comesWithNamespace(v) {
 			continue
 		}
 		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
