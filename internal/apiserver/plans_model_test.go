@@ -1319,7 +1319,11 @@ func nameIn(item any, keys []string) string {
 
 func (p *content) String() string {
 	var b strings.Builder
-	for _, at := range slices.Sorted(maps.Keys(p.values)) {
+	places := slices.Sorted(maps.Keys(p.values))
+	for i, at := range places {
+		if strings.HasSuffix(at, `."annotations"`) && (i+1 == len(places) || !isBelow(places[i+1], at)) {
+			continue // the API leaves out what is empty
+		}
 		fmt.Fprintf(&b, "%s: %s\n", at, p.values[at])
 	}
 	for _, at := range slices.Sorted(maps.Keys(p.order)) {

@@ -415,3 +415,55 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		require.Empty(t, s.planned(t, restore, true, nil).Status.Changes)
 	})
 }
+
+// TestRestoreOfWhatHasMovedOn: a claim is bound to its volume again in each life, unless that is another's by now. What
+// has finished since the moment does not run again.
+func TestRestoreOfWhatHasMovedOn(t *testing.T) {
+	s := newServer(t)
+	const claims, pods, volume = "/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/namespaces/default/pods", "/api/v1/persistentvolumes/v"
+	claim := func(name string) string {
+		return `{"metadata":{"name":"` + name + `"},"spec":{"accessModes":["ReadWriteOnce"],"volumeName":"v","storageClassName":"",` +
+			`"resources":{"requests":{"storage":"1Gi"}}}}`
+	}
+	uidOf := func(path string) string {
+		return fmt.Sprint(fieldOf(s.must(t, 200, request{method: "GET", path: path}).object(t), "metadata.uid"))
+	}
+	boundTo := func() string {
+		return fmt.Sprint(fieldOf(s.must(t, 200, request{method: "GET", path: volume}).object(t), "spec.claimRef.uid"))
+	}
+	bind := func(name string) {
+		s.must(t, 200, request{method: "PATCH", path: volume, contentType: "application/merge-patch+json",
+			body: `{"spec":{"claimRef":{"namespace":"default","name":"` + name + `","uid":"` + uidOf(claims+"/"+name) + `"}}}`})
+	}
+	s.must(t, 201, request{method: "POST", path: "/api/v1/persistentvolumes", body: `{"metadata":{"name":"v"},"spec":{"capacity":{"storage":"1Gi"},` +
+		`"accessModes":["ReadWriteOnce"],"hostPath":{"path":"/x"}}}`})
+	s.must(t, 201, request{method: "POST", path: claims, body: claim("c")})
+	bind("c")
+	s.must(t, 201, request{method: "POST", path: pods, body: `{"metadata":{"name":"once"},"spec":{"restartPolicy":"Never","nodeName":"n",` +
+		`"containers":[{"name":"c","image":"i"}]}}`})
+	a := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("last", "1")})
+	then := fmt.Sprint(fieldOf(a.object(t), "metadata.resourceVersion"))
+	s.must(t, 200, request{method: "PATCH", path: pods + "/once/status", contentType: "application/merge-patch+json", body: `{"status":{"phase":"Succeeded"}}`})
+	gone := func(path string) {
+		s.must(t, 200, request{method: "DELETE", path: path, body: `{"gracePeriodSeconds":0}`})
+		a := request{method: "PATCH", path: path, contentType: "application/merge-patch+json", body: `{"metadata":{"finalizers":null}}`}.do(t, s)
+		require.Contains(t, []int{200, 404}, a.code)
+	}
+	gone(pods + "/once")
+	for range 2 {
+		gone(claims + "/c")
+		done := s.planned(t, `{"namespace":"default","restore":{"to":"`+then+`"}}`, false, nil)
+		require.Len(t, done.Status.Changes, 2)
+		require.Equal(t, uidOf(claims+"/c"), boundTo())
+		for _, c := range done.Status.Changes {
+			require.Equal(t, c.Object.Resource == "pods", strings.Contains(c.Left, "would run again"), c)
+		}
+		s.must(t, 404, request{method: "GET", path: pods + "/once"})
+	}
+	gone(claims + "/c")
+	s.must(t, 201, request{method: "POST", path: claims, body: claim("other")})
+	bind("other")
+	done := s.planned(t, `{"namespace":"default","undelete":{"object":"persistentvolumeclaims/c"}}`, false, nil)
+	require.Contains(t, strings.Join(done.Status.Changes[0].Notes, "; "), "is bound to claim 'other'")
+	require.Equal(t, uidOf(claims+"/other"), boundTo())
+}

@@ -62,13 +62,18 @@ func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstru
 	case volumes:
 		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "uid")
 		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "resourceVersion")
-	case secrets: // a token is for an account's uid, and is issued anew
-		if of, _, _ := unstructured.NestedString(out.Object, "type"); of == string(corev1.SecretTypeServiceAccountToken) {
-			unstructured.RemoveNestedField(out.Object, "metadata", "annotations", corev1.ServiceAccountUIDKey)
-			unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
-		}
+	}
+	if isTokenOf(out, k) { // a token is for an account's uid, and is issued anew
+		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", corev1.ServiceAccountUIDKey)
+		unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
 	}
 	return out
+}
+
+// isTokenOf is true of a Secret with the token of a service account.
+func isTokenOf(object *unstructured.Unstructured, k sides.Kind) bool {
+	of, _, _ := unstructured.NestedString(object.Object, "type")
+	return k.GroupResource() == secrets && of == string(corev1.SecretTypeServiceAccountToken)
 }
 
 // runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did
@@ -118,7 +123,10 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 	if made, err = p.giveBack(ctx, k, then, made, done); err != nil {
 		return err
 	}
-	note, err := p.rebind(ctx, k, then, made)
+	if isTokenOf(then, k) {
+		notes = append(notes, "its token is a new one: whoever uses the old one needs it")
+	}
+	note, err := p.rebind(ctx, k, made)
 	if note != "" {
 		notes = append(notes, note)
 	}
@@ -155,7 +163,7 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 
 // rebind lets the volume of a claim that was made again know its new uid. A volume is bound to a uid, and a claim whose
 // volume is bound to another one is lost.
-func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (string, error) {
+func (p *planner) rebind(ctx context.Context, k sides.Kind, made *unstructured.Unstructured) (string, error) {
 	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
 	if k.GroupResource() != claims || name == "" {
 		return "", nil
@@ -179,7 +187,17 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 	if err != nil || bound == nil { // it is made again later, and then for any claim of that name
 		return "", err
 	}
-	if uid, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", "uid"); uid != string(then.GetUID()) {
+	of := func(field string) string {
+		value, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", field)
+		return value
+	}
+	switch { // one of the same name is a former life of this claim, which has the name now
+	case of("name") == "":
+		return "", nil
+	case of("name") != made.GetName() || of("namespace") != made.GetNamespace():
+		return fmt.Sprintf("its volume '%s' is bound to claim '%s' in namespace '%s': until spec.claimRef of the volume is removed, this one is not bound",
+			name, of("name"), of("namespace")), nil
+	case of("uid") == "": // it is bound to any claim of the name
 		return "", nil
 	}
 	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid

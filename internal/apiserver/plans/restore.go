@@ -326,7 +326,11 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 		switch {
 		case one.now == nil:
 			s.Verb = "create"
-			if s.Left = runsAgain(one.then, one.kind); s.Left != "" {
+			last, err := r.lastOf(ctx, one)
+			if err != nil {
+				return nil, err
+			}
+			if s.Left = runsAgain(last, one.kind); s.Left != "" {
 				delete(r.owners.pending, idOf(one.then))
 			}
 		case one.then == nil:
@@ -353,6 +357,28 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	}
 	slices.Reverse(deletes)
 	return append(steps, deletes...), nil
+}
+
+// lastOf is the last state of an object that is gone, if that is to be known: a Job or Pod may have finished since the
+// moment. Where it is not kept, it is as it was then.
+func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstructured, error) {
+	if of := one.kind.GroupResource(); of != jobs && of != pods || runsAgain(one.then, one.kind) != "" {
+		return one.then, nil
+	}
+	object := one.kind.GroupResource().String() + "/" + one.then.GetName()
+	versions, err := r.versions(ctx, object, one.then.GetNamespace(), url.Values{"include": {"object"}, "limit": {"1"}},
+		func([]history.Version) bool { return true })
+	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
+		return nil, err
+	}
+	if err != nil || versions[0].Object.UID != string(one.then.GetUID()) {
+		return one.then, nil
+	}
+	last, err := versions[0].Decoded()
+	if err != nil {
+		return one.then, nil
+	}
+	return last, nil
 }
 
 // notSurelyLater says why an object must not be deleted as one that came later: it may have been there at the moment.
@@ -404,7 +430,7 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		}
 	case secrets:
 		keep("metadata", "annotations", corev1.ServiceAccountUIDKey)
-		if of, _, _ := unstructured.NestedString(out.Object, "type"); of == string(corev1.SecretTypeServiceAccountToken) {
+		if isTokenOf(out, one.kind) {
 			keep("data", corev1.ServiceAccountTokenKey)
 		}
 	case volumes:
