@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -271,7 +272,12 @@ func newRestore() *cobra.Command {
 		Example: "  logplane restore --to 2h -n shop\n  logplane restore --to 1234 -A --prune --yes\n" +
 			"  logplane restore --to 2h --from s3://cells/production --into s3://cells/staging\n" +
 			"  logplane restore --to 0s --from file:///home/me/.logplane/bucket --into file:///tmp/copy/bucket",
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("'%s' is one argument too many: --namespace names the namespace", args[0])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := c.check(cmd.Flags()); err != nil {
 				return err

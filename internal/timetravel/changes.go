@@ -48,7 +48,8 @@ func (t *Tool) Changes(ctx context.Context, c Changes) error {
 			which[field] = value
 		}
 	}
-	for field, text := range map[string]string{"from": c.From, "to": c.To} {
+	for _, bound := range [][2]string{{"from", c.From}, {"to", c.To}} {
+		field, text := bound[0], bound[1]
 		if text == "" {
 			continue
 		}

@@ -62,6 +62,9 @@ func (t *Tool) Show(ctx context.Context, object, moment, output string, managedF
 	if err != nil {
 		return err
 	}
+	if found == nil && moment == "now" {
+		return fmt.Errorf("there is no '%s' now: 'history %s' lists its versions, if it ever was", object, object)
+	}
 	if found == nil {
 		return fmt.Errorf("'%s' was not there at %s: 'history %s' lists its versions", object, moment, object)
 	}

@@ -63,6 +63,7 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 			agreed.Changes = append(agreed.Changes, history.PlanChange{Object: c.Object.Named(), Seen: c.Seen, Revisions: c.Revisions})
 		}
 	}
+	written := map[history.Reference]bool{} // what a later round finds otherwise is what admission has made of it
 	for more := true; more; {
 		next, err := t.send(ctx, history.Plan{Spec: spec, Status: agreed}, false)
 		if err != nil {
@@ -70,6 +71,10 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 		}
 		more = next.More && len(next.Changes) > 0
 		for _, c := range next.Changes {
+			if written[c.Object.Named()] {
+				continue
+			}
+			written[c.Object.Named()] = c.ResourceVersion != ""
 			if !more || c.ResourceVersion != "" {
 				t.doneLine(c)
 				done.Changes = append(done.Changes, c)
@@ -116,8 +121,8 @@ type Undo struct {
 func (t *Tool) Undo(ctx context.Context, u Undo) error {
 	spec := history.PlanSpec{Namespace: t.Namespace, Undo: &u.PlanUndo}
 	switch one := u.Object != ""; {
-	case one && u.All:
-		return errors.New("give an object, or --manager or --by with --since")
+	case one && (u.All || u.Manager != "" || u.User != "" || u.Since != ""):
+		return errors.New("name an object, or --manager or --by with --since, and not both")
 	case !one && u.Manager == "" && u.User == "":
 		return errors.New("name what to take back: an object, or the changes of --manager or --by")
 	case !one && u.Since == "":
@@ -229,7 +234,7 @@ func (t *Tool) Restore(ctx context.Context, r Restore) error {
 	if err != nil {
 		return err
 	}
-	failures := planned.Failures
+	var failures []string
 	written := 0
 	for _, c := range done.Changes {
 		if c.Failed {
@@ -239,7 +244,10 @@ func (t *Tool) Restore(ctx context.Context, r Restore) error {
 		}
 	}
 	if slices.ContainsFunc(planned.Changes, isWrite) {
-		t.line("%d of %d are done", written, written+len(failures)-len(planned.Failures))
+		t.line("%d of %d are done", written, written+len(failures))
+	}
+	if n := len(planned.Failures); n > 0 {
+		failures = append(failures, fmt.Sprintf("%d kinds could not be compared, as said above", n))
 	}
 	if len(failures) > 0 {
 		return fmt.Errorf("not all is as it was at revision %s: %s", planned.Revision, strings.Join(failures, "; "))
@@ -255,9 +263,6 @@ func (t *Tool) printPlan(p history.PlanStatus) {
 			t.line("%s %s", c.Verb, c.Object.In(t.Namespace))
 		}
 	}
-	t.line("to revision %s: %d to create, %d to update, %d to delete; %d are as they were, %d came later and stay", p.Revision,
-		count["create"], count["update"], count["delete"], p.Same, p.Later)
-	t.line("left to those who make them: %s", strings.Join(sides.PassingNames(), ", "))
 	for _, c := range p.Changes {
 		if c.Left != "" {
 			t.line("left out: %s: %s", c.Object.In(t.Namespace), c.Left)
@@ -266,4 +271,7 @@ func (t *Tool) printPlan(p history.PlanStatus) {
 	for _, failure := range p.Failures {
 		t.line("cannot compare %s", failure)
 	}
+	t.line("to revision %s: %d to create, %d to update, %d to delete; %d are as they were, %d came later and stay", p.Revision,
+		count["create"], count["update"], count["delete"], p.Same, p.Later)
+	t.line("left to those who make them: %s", strings.Join(sides.PassingNames(), ", "))
 }

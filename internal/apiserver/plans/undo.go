@@ -175,7 +175,10 @@ func (u *undoing) asObject() *unstructured.Unstructured {
 func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 	if u.Object != "" {
 		if u.Manager != "" || u.User != "" || u.Since != "" {
-			return nil, apierrors.NewBadRequest("give an object, or a manager or a user with a moment since which")
+			return nil, apierrors.NewBadRequest("name an object, or a manager or a user with a moment since which, and not both")
+		}
+		if u.Revision = strings.TrimPrefix(u.Revision, "@"); strings.Trim(u.Revision, "0123456789") != "" {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("'%s' is not a revision: 'history' lists those of the object", u.Revision))
 		}
 		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
 			i := u.changeOf(all)
