@@ -1362,12 +1362,12 @@ func isBelow(place, at string) bool {
 
 // without takes back a change, or says that others have changed the same. Older ones are what the object was before
 // changes that are taken back too: who has made that of it has taken back this one.
-func (now *content) without(before, after *content, older []*content) (out *content, conflict bool) {
-	out = &content{maps.Clone(now.values), map[string][]string{}}
+func (p *content) without(before, after *content, older []*content) (out *content, conflict bool) {
+	out = &content{maps.Clone(p.values), map[string][]string{}}
 	var undone []string // what is as it was before an older change, with all below it
-	for at, kind := range now.values {
-		is := func(p *content) string { return p.below(at) }
-		if isHolder(kind) && now.below(at) != after.below(at) && isOlder(now.below(at), older, is) {
+	for at, kind := range p.values {
+		is := func(q *content) string { return q.below(at) }
+		if isHolder(kind) && p.below(at) != after.below(at) && isOlder(p.below(at), older, is) {
 			undone = append(undone, at)
 		}
 	}
@@ -1377,12 +1377,12 @@ func (now *content) without(before, after *content, older []*content) (out *cont
 			continue
 		}
 		// What is at the place. If the change has made or removed an item, it is all that is in it.
-		of := func(p *content) string { return p.valueAt(at) }
+		of := func(q *content) string { return q.valueAt(at) }
 		isItem := (of(before) == isAnItem || of(after) == isAnItem) && of(before) != of(after)
 		if isItem {
-			of = func(p *content) string { return p.below(at) }
+			of = func(q *content) string { return q.below(at) }
 		}
-		was, left, is := of(before), of(after), of(now)
+		was, left, is := of(before), of(after), of(p)
 		switch {
 		case was == left:
 			if is != was && isHolder(was) && before.below(at) != after.below(at) && !isOlder(is, older, of) {
@@ -1402,7 +1402,7 @@ func (now *content) without(before, after *content, older []*content) (out *cont
 			return nil, true
 		}
 	}
-	return out, !out.hold(before, now)
+	return out, !out.hold(before, p)
 }
 
 // isOlder says that a value is what it was before a change that is taken back, too.
