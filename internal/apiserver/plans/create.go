@@ -76,6 +76,13 @@ func isTokenOf(object *unstructured.Unstructured, k sides.Kind) bool {
 	return k.GroupResource() == secrets && of == string(corev1.SecretTypeServiceAccountToken)
 }
 
+// comesWithNamespace says that the control plane puts an object into each namespace that is made, also into one that a
+// plan makes.
+func comesWithNamespace(r history.Reference) bool {
+	of := r.GroupResource()
+	return of == serviceAccounts && r.Name == "default" || of == configMaps && r.Name == "kube-root-ca.crt"
+}
+
 // runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did
 // would be done once more.
 func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {

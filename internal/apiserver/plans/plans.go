@@ -202,14 +202,12 @@ func (l loopback) RoundTrip(request *http.Request) (*http.Response, error) {
 
 // hold leaves alone what is not as it was when the client agreed to the plan.
 func hold(steps []*step, agreed []history.PlanChange) {
-	type id struct{ resource, namespace, name string }
-	of := func(r history.Reference) id { return id{r.Group + "/" + r.Resource, r.Namespace, r.Name} }
-	known := map[id]history.PlanChange{}
+	known := map[history.Reference]history.PlanChange{}
 	for _, c := range agreed {
-		known[of(c.Object)] = c
+		known[c.Object.Named()] = c
 	}
 	for _, s := range steps {
-		was, ok := known[of(s.Object)]
+		was, ok := known[s.Object.Named()]
 		if s.Verb != "" && s.Left == "" && (!ok || was.Seen != s.Seen || !slices.Equal(was.Revisions, s.Revisions)) {
 			s.Left, s.Failed = "somebody else has changed it meanwhile: run this again", true
 		}

@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -26,14 +24,6 @@ func refuse(code int, format string, args ...any) error {
 	refused.ErrStatus.Message = fmt.Sprintf(format, args...)
 	refused.ErrStatus.Details = nil
 	return refused
-}
-
-// title names an object in an answer.
-func (p *planner) title(r history.Reference) string {
-	if r.Namespace == "" || r.Namespace == p.namespace {
-		return r.String()
-	}
-	return r.String() + " -n " + r.Namespace
 }
 
 // contents returns versions of an object with what the object was, newest first, until there are enough of them. An
@@ -56,48 +46,14 @@ func (p *planner) contents(ctx context.Context, object, namespace string, enough
 const mostRead = 64 << 20
 
 func (p *planner) versions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) ([]history.Version, error) {
-	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
-	var all []history.Version
-	for {
-		page := &history.VersionList{}
-		if err := p.history(ctx, namespace, "versions", query, page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Items...)
-		if page.Continue == "" || len(all) > 0 && enough(all) {
-			break
-		}
-		query.Set("continue", page.Continue)
+	list, err := p.live.Versions(ctx, namespace, object, query, enough)
+	if err != nil {
+		return nil, err
 	}
-	if len(all) == 0 {
+	if len(list.Items) == 0 {
 		return nil, refuse(http.StatusNotFound, "no version of '%s' is kept in namespace '%s': are the names right?", object, namespace)
 	}
-	return all, nil
-}
-
-// changes returns what has changed, oldest first.
-func (p *planner) changes(ctx context.Context, which fields.Set) ([]history.Change, error) {
-	query := url.Values{"fieldSelector": {which.AsSelector().String()}}
-	var all []history.Change
-	for {
-		page := &history.ChangeList{}
-		if err := p.history(ctx, p.namespace, "changes", query, page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Items...)
-		if page.Continue == "" { // it names the end of the first page's list, too
-			return all, nil
-		}
-		query.Set("continue", page.Continue)
-	}
-}
-
-func (p *planner) history(ctx context.Context, namespace, resource string, query url.Values, into any) error {
-	path := "/apis/" + history.GroupVersion.String()
-	if namespace != "" {
-		path += "/namespaces/" + url.PathEscape(namespace)
-	}
-	return p.live.Read(ctx, path+"/"+resource, query, into)
+	return list.Items, nil
 }
 
 // servedNow returns the kind of an object in the version in which it was stored. The reason why there is none is for
@@ -133,11 +89,4 @@ func (p *planner) schemaOf(ctx context.Context, k sides.Kind) (*typed.TypedValue
 	example := &unstructured.Unstructured{}
 	example.SetGroupVersionKind(k.GroupVersion().WithKind(k.Kind))
 	return types.ObjectToTyped(example)
-}
-
-// isAfter compares revisions.
-func isAfter(a, b string) bool {
-	first, _ := strconv.ParseUint(a, 10, 64) // the server has written both
-	second, _ := strconv.ParseUint(b, 10, 64)
-	return first > second
 }

@@ -395,7 +395,7 @@ func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error)
 	if err != nil {
 		return "whether it came later: " + reason(err), nil
 	}
-	if i := slices.IndexFunc(versions, made); i < 0 || !isAfter(versions[i].Name, r.revision) {
+	if i := slices.IndexFunc(versions, made); i < 0 || !history.IsAfter(versions[i].Name, r.revision) {
 		return "what it was is not kept, and it may have been there: it is left alone", nil
 	}
 	return "", nil
@@ -443,25 +443,17 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		return out, []string{"its owners are as they are now: " + reason(err)}, nil
 	}
 	// An owner that is not there is no difference where it is still named: that is the collector's matter.
-	if same := out.DeepCopy(); len(notes) > 0 && len(one.then.GetOwnerReferences()) == len(now.GetOwnerReferences()) {
-		same.SetOwnerReferences(now.GetOwnerReferences())
-		stays := func(r metav1.OwnerReference) bool {
-			return slices.ContainsFunc(now.GetOwnerReferences(), func(n metav1.OwnerReference) bool { return n.UID == r.UID })
+	if is := now.GetOwnerReferences(); len(notes) > 0 && len(one.then.GetOwnerReferences()) == len(is) {
+		isNew := func(r metav1.OwnerReference) bool {
+			return !slices.ContainsFunc(is, func(n metav1.OwnerReference) bool { return n.UID == r.UID })
 		}
-		if !slices.ContainsFunc(out.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return !stays(r) }) &&
-			reflect.DeepEqual(same.Object, cleaned(now, one.kind).Object) {
+		same := out.DeepCopy()
+		same.SetOwnerReferences(is)
+		if !slices.ContainsFunc(out.GetOwnerReferences(), isNew) && reflect.DeepEqual(same.Object, cleaned(now, one.kind).Object) {
 			return same, nil, nil
 		}
 	}
 	return out, notes, err
-}
-
-// madeWithNamespace says that the control plane puts an object into each namespace that is made, also into one of this
-// restore's.
-func (r *restore) madeWithNamespace(k sides.Kind, now *unstructured.Unstructured) bool {
-	of := k.GroupResource()
-	return r.made[now.GetNamespace()] && (of == serviceAccounts && now.GetName() == "default" ||
-		of == configMaps && now.GetName() == "kube-root-ca.crt")
 }
 
 // ownsWhatStays refuses to delete what came later if something that was there before names it as its owner, and would
@@ -522,7 +514,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 		}
 	}
 	switch {
-	case seen(now, one.kind) != done.Seen && (one.now != nil || !r.madeWithNamespace(one.kind, now)):
+	case seen(now, one.kind) != done.Seen && (one.now != nil || !r.made[now.GetNamespace()] || !comesWithNamespace(done.Object)):
 		return errMeanwhile
 	case now.GetDeletionTimestamp() != nil:
 		return refuse(http.StatusConflict, "it is being deleted: run this again when it is gone")

@@ -31,7 +31,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	}
 	if last.Verb != "delete" {
 		if content.GetDeletionTimestamp() != nil {
-			return nil, refuse(http.StatusConflict, "%s is being deleted: wait until it is gone, then run this again", u.title(last.Object))
+			return nil, refuse(http.StatusConflict, "%s is being deleted: wait until it is gone, then run this again", last.Object.In(u.namespace))
 		}
 		return []*step{{PlanChange: history.PlanChange{Object: last.Object}}}, nil
 	}
@@ -43,7 +43,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 		why = runsAgain(content, k)
 	}
 	if why != "" {
-		return nil, refuse(http.StatusConflict, "%s is not made again: %s", u.title(last.Object), why)
+		return nil, refuse(http.StatusConflict, "%s is not made again: %s", last.Object.In(u.namespace), why)
 	}
 	wanted := again(content, k)
 	notes, err := u.owners.adopt(ctx, wanted.DeepCopy())

@@ -204,11 +204,11 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 	if u.User != "" {
 		which["user"] = u.User
 	}
-	list, err := u.changes(ctx, which)
+	list, err := u.live.Changes(ctx, u.namespace, which, "")
 	if err != nil {
 		return nil, err
 	}
-	return u.ofMany(ctx, list, u.Manager == undoAgent)
+	return u.ofMany(ctx, list.Items, u.Manager == undoAgent)
 }
 
 // changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
@@ -232,15 +232,15 @@ func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoin
 	if i := u.changeOf(versions); i >= 0 {
 		if revision == "" && versions[i].Verb == "create" {
 			return nil, refuse(http.StatusConflict, "the last change of %s is that it was made, and to take that back is to delete it: "+
-				"name revision %s", u.title(object), versions[i].Name)
+				"name revision %s", object.In(u.namespace), versions[i].Name)
 		}
 		one, err := u.undoingOf(ctx, object, versions, []string{versions[i].Name})
 		return []*undoing{one}, err
 	}
 	if revision != "" {
-		return nil, refuse(http.StatusNotFound, "revision %s is none of %s, or is no longer kept: 'history' lists those that are", revision, u.title(object))
+		return nil, refuse(http.StatusNotFound, "revision %s is none of %s, or is no longer kept: 'history' lists those that are", revision, object.In(u.namespace))
 	}
-	return nil, refuse(http.StatusNotFound, "no change of %s is kept that could be taken back: 'history' lists what is", u.title(object))
+	return nil, refuse(http.StatusNotFound, "no change of %s is kept that could be taken back: 'history' lists what is", object.In(u.namespace))
 }
 
 func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
@@ -252,12 +252,6 @@ func isStatus(v *history.Version, k sides.Kind) bool {
 	})
 }
 
-// comesWithNamespace says that the API has made the object when somebody made its namespace.
-func comesWithNamespace(v *history.Version) bool {
-	of := v.Object.GroupResource()
-	return v.Verb == "create" && (of == serviceAccounts && v.Object.Name == "default" || of == configMaps && v.Object.Name == "kube-root-ca.crt")
-}
-
 // ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for. Addresses
 // are written with their Services: that of one which stays must not go.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
@@ -266,7 +260,8 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	var order []id
 	for i := range changes {
 		v := &changes[i].Version
-		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) || v.Object.GroupResource() == ipAddresses || comesWithNamespace(v) {
+		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) || v.Object.GroupResource() == ipAddresses ||
+			v.Verb == "create" && comesWithNamespace(v.Object) {
 			continue
 		}
 		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
@@ -280,7 +275,7 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	for _, of := range order {
 		oldest := revisions[of][0]
 		versions, err := u.contents(ctx, of.resource+"/"+of.name, of.namespace, func(all []history.Version) bool {
-			return isAfter(oldest, all[len(all)-1].Name)
+			return history.IsAfter(oldest, all[len(all)-1].Name)
 		})
 		if err != nil {
 			return nil, err
