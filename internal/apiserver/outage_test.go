@@ -52,6 +52,13 @@ type outage struct {
 	made      map[string]string // objects by path
 }
 
+// commit lets the projector write a segment of what the cell has.
+func (o outage) commit(t testing.TB) {
+	t.Helper()
+	_, err := o.config.Cell.Projection.Commit(t.Context())
+	require.NoError(t, err)
+}
+
 func newOutage(t *testing.T) outage {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -177,32 +184,28 @@ func inDefault(object string) string {
 // fill makes what the requests are about, in several segments.
 func (o outage) fill(t *testing.T) {
 	require.NoError(t, o.Bootstrap(t.Context()))
-	commit := func() {
-		_, err := o.config.Cell.Projection.Commit(t.Context())
-		require.NoError(t, err)
-	}
 	create := func(path, body string) string {
 		t.Helper()
 		return o.must(t, 201, request{method: "POST", path: path, body: body}.as("root")).body
 	}
-	commit()
+	o.commit(t)
 	create(rbacPath+"/clusterrolebindings", `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`)
 	create(crdPath, fmt.Sprintf(outageCRD, "thing", "Thing"))
 	create(crdPath, fmt.Sprintf(outageCRD, "other", "Other"))
-	commit()
+	o.commit(t)
 	create(rbacPath+"/clusterroles", `{"metadata":{"name":"part","labels":{"part":"yes"}},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
 	create("/api/v1/namespaces/default/resourcequotas", `{"metadata":{"name":"q"},"spec":{"hard":{"services":"50","pods":"50","configmaps":"50","count/things.ex.com":"50"}}}`)
 	create("/api/v1/namespaces/default/limitranges", `{"metadata":{"name":"l"},"spec":{"limits":[{"type":"Container","default":{"cpu":"1"}}]}}`)
 	create("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", `{"metadata":{"name":"p"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]}]},"validations":[{"expression":"true"}]}}`)
 	create("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings", `{"metadata":{"name":"p"},"spec":{"policyName":"p","validationActions":["Deny"]}}`)
 	create("/api/v1/namespaces", `{"metadata":{"name":"deleted"}}`)
-	commit()
+	o.commit(t)
 	for _, k := range outageKinds {
 		for _, name := range []string{"get", "update", "merge", "strategic", "json", "apply", "delete", "old"} {
 			o.made[k.collection+"/"+name] = create(k.collection, fmt.Sprintf(k.object, name))
 		}
 	}
-	commit()
+	o.commit(t)
 }
 
 // internals are texts of the bucket and the log that no client may see.
@@ -480,11 +483,9 @@ func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig
 	host, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
 	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"hooks"}}`}.as("root")) // without a quota that reads the Service
-	_, err = o.config.Cell.Projection.Commit(t.Context())
-	require.NoError(t, err)
+	o.commit(t)
 	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/hooks/services", body: `{"metadata":{"name":"hook"},"spec":{"ports":[{"name":"https","port":443}]}}`}.as("root"))
-	_, err = o.config.Cell.Projection.Commit(t.Context()) // so that the EndpointSlice is in a segment that nothing else needs
-	require.NoError(t, err)
+	o.commit(t) // so that the EndpointSlice is in a segment that nothing else needs
 	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
 		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
 	return `{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
@@ -498,16 +499,12 @@ type decider struct{ path, body string }
 func TestOutageOfWhatDecides(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
-	commit := func() {
-		_, err := o.config.Cell.Projection.Commit(t.Context())
-		require.NoError(t, err)
-	}
 	create := func(path, body string) { // in a segment of its own
 		o.must(t, 201, request{method: "POST", path: path, body: body}.as("root"))
-		commit()
+		o.commit(t)
 	}
 	hook, configuration := o.newServiceWebhook(t)
-	commit()
+	o.commit(t)
 	hook.decides(func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 		return &admissionv1.AdmissionResponse{}
 	})
@@ -583,19 +580,15 @@ func (o outage) eachWithout(t *testing.T, r request, check func(without string, 
 func TestOutageOfAConversion(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
-	commit := func() {
-		_, err := o.config.Cell.Projection.Commit(t.Context())
-		require.NoError(t, err)
-	}
-	commit()
+	o.commit(t)
 	clientConfig := o.newHookService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { convert(w, r, nil) }))
-	commit()
+	o.commit(t)
 	o.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD("thing", clientConfig)}.as("root"))
-	commit()
+	o.commit(t)
 	const one, two = "/apis/ex.com/v1/namespaces/default/things", "/apis/ex.com/v2/namespaces/default/things"
 	second := func(name string) string { return strings.Replace(fmt.Sprintf(outageCustom, name), "/v1", "/v2", 1) }
 	made := o.must(t, 201, request{method: "POST", path: one, body: fmt.Sprintf(outageCustom, "old")}.as("root")).body
-	commit()
+	o.commit(t)
 	require.Contains(t, o.must(t, 200, request{method: "GET", path: two + "/old"}.as("root")).body, `"converted":"ex.com/v2"`)
 	dry := "?dryRun=All"
 	for what, r := range map[string]request{
@@ -628,18 +621,14 @@ func TestOutageOfAConversion(t *testing.T) {
 func TestOutageOfARemoteServer(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
-	commit := func() {
-		_, err := o.config.Cell.Projection.Commit(t.Context())
-		require.NoError(t, err)
-	}
-	commit()
+	o.commit(t)
 	var at struct{ CABundle string }
 	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
 	require.NoError(t, json.Unmarshal([]byte(o.newHookService(t, served)), &at))
-	commit()
+	o.commit(t)
 	made := o.must(t, 201, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1",` +
 		`"service":{"name":"hook","namespace":"hooks"},"caBundle":"` + at.CABundle + `","groupPriorityMinimum":10,"versionPriority":10}}`}.as("root"))
-	commit()
+	o.commit(t)
 	service := &apiregistrationv1.APIService{}
 	require.NoError(t, json.Unmarshal([]byte(made.body), service))
 	counts := newTally("requests")
