@@ -781,7 +781,7 @@ func TestOutageThatStalls(t *testing.T) {
 					defer func() { <-limit }()
 					for n := 1; ; n += 1 + n/5 {
 						a := stalled{request: r.with("Audit-Id", fmt.Sprintf("stall-%d-%d", i, n)), n: n}
-						a.path += map[bool]string{true: "&", false: "?"}[strings.Contains(r.path, "?")] + "timeout=500ms"
+						a.path += map[bool]string{true: "&", false: "?"}[strings.Contains(r.path, "?")] + "timeout=1s"
 						s, end := stall(t, o, n)
 						a.got = a.over(t, s)
 						a.during = end()
@@ -794,6 +794,7 @@ func TestOutageThatStalls(t *testing.T) {
 			}
 			running.Wait()
 			close(asked)
+			o.process(o.log).must(t, 201, request{method: "POST", path: configMapsIn("default"), body: `{"metadata":{"name":"afterwards"}}`})
 			head, events, written, counts := o.head(t), 0, map[string]bool{}, newTally("answers")
 			o.requireWhole(t, before, head)
 			require.NoError(t, o.log.Tail(t.Context(), before, head, func(e eventlog.Event) error {

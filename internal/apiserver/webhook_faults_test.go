@@ -86,6 +86,7 @@ func breaks(how string, w http.ResponseWriter, r *http.Request) bool {
 		_, _ = io.WriteString(w, `{"kind":`+strings.Repeat(" ", 9<<20)+`}`)
 	case "slow":
 		<-r.Context().Done()
+		panic(http.ErrAbortHandler) // an answer could still reach the client, which says good-bye before it closes
 	default:
 		return false
 	}
