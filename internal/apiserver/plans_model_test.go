@@ -687,15 +687,29 @@ func (m *model) restore(by actor) {
 
 func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revision) {
 	m.note("restore", "by %v: %s %+v", by, spec.Namespace, *spec.Restore)
-	expect := func() map[*modelled]expected {
+	inScope := func(o *modelled) bool {
+		return !o.kind.passes && (spec.Namespace == "" || o.kind.namespace() == spec.Namespace)
+	}
+	// An owner that comes again has another uid.
+	ownerComes := func(then map[string]any) bool {
+		references, _ := fieldOf(then, "metadata.ownerReferences").([]any)
+		return slices.ContainsFunc(m.owners, func(owner *modelled) bool {
+			was, is := owner.at(to), owner.now()
+			if !inScope(owner) || was == nil || is != nil && fieldOf(is, "metadata.uid") == fieldOf(was, "metadata.uid") {
+				return false
+			}
+			return slices.ContainsFunc(references, func(r any) bool { return r.(map[string]any)["uid"] == fieldOf(was, "metadata.uid") })
+		})
+	}
+	compute := func() map[*modelled]expected {
 		all := map[*modelled]expected{}
-		m.creating = map[*modelled]bool{}
 		for _, o := range m.objects {
-			if o.kind.passes || spec.Namespace != "" && o.kind.namespace() != spec.Namespace {
+			if !inScope(o) {
 				continue
 			}
 			switch then, now := o.at(to), o.now(); {
-			case then != nil && (fieldOf(then, "metadata.deletionTimestamp") != nil || now != nil && revisionOf(then) == revisionOf(now)):
+			case then != nil && (fieldOf(then, "metadata.deletionTimestamp") != nil ||
+				now != nil && revisionOf(then) == revisionOf(now) && !ownerComes(then)):
 			case then == nil:
 				if now != nil && spec.Restore.Prune && !isTerminating(o) {
 					all[o] = expected{verb: "delete"}
@@ -718,6 +732,11 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 			}
 		}
 		return all
+	}
+	expect := func() map[*modelled]expected {
+		m.creating = map[*modelled]bool{}
+		compute() // which owners come
+		return compute()
 	}
 	m.twice(by, encoded(spec), expect, "logplane-restore")
 }

@@ -318,6 +318,28 @@ func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	require.Empty(t, s.newestOf(t, "going"))
 }
 
+// TestRestoreBeforeTheCollector: what has not changed, and names an owner that a restore makes again, names the new one.
+func TestRestoreBeforeTheCollector(t *testing.T) {
+	const secrets = "/api/v1/namespaces/default/secrets"
+	s := newServer(t)
+	owner := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("owner", "1")}).object(t)
+	owned := func(name, owner string, uid any) string {
+		return fmt.Sprintf(`{"metadata":{"name":%q,"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":%q,"uid":"%v"}]}}`, name, owner, uid)
+	}
+	child := s.must(t, 201, request{method: "POST", path: secrets, body: owned("child", "owner", fieldOf(owner, "metadata.uid"))}).object(t)
+	s.must(t, 201, request{method: "POST", path: secrets, body: owned("grandchild", "child", fieldOf(child, "metadata.uid"))})
+	then := fmt.Sprint(s.head(t))
+	s.must(t, 200, request{method: "DELETE", path: configMaps + "/owner", body: `{"propagationPolicy":"Background"}`})
+
+	restore := `{"namespace":"default","restore":{"to":"` + then + `"}}`
+	done := s.planned(t, restore, false, nil)
+	require.Len(t, done.Status.Changes, 2)
+	uid := fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/owner"}).object(t), "metadata.uid")
+	is := unstructured.Unstructured{Object: s.must(t, 200, request{method: "GET", path: secrets + "/child"}).object(t)}
+	require.EqualValues(t, uid, is.GetOwnerReferences()[0].UID)
+	require.Empty(t, s.planned(t, restore, false, nil).Status.Changes)
+}
+
 // TestPlanOfWhatTheServerKeeps: what the API counts and names by itself is no change, nor are owners that are not made
 // again, and what is made again has it anew.
 func TestPlanOfWhatTheServerKeeps(t *testing.T) {

@@ -34,17 +34,18 @@ type restore struct {
 	failures []string
 	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
 	made map[string]bool
-	// dependents of each owner are those that have changed since the moment.
-	dependents map[types.UID][]dependent
+	// dependents of each owner are what names it now and was there at the moment.
+	dependents map[types.UID][]*dependent
 	// same are as they were, and later came later and stay. Differing is how many are held to be compared.
 	same, later int32
 	differing   int
 }
 
-// dependent is an object that names an owner.
+// dependent is an object that names an owner. It is the same if it is in the version that it was in at the moment.
 type dependent struct {
 	kind            sides.Kind
 	namespace, name string
+	same            bool
 }
 
 // mostDiffering bounds what a request holds. Objects that are as they were are not held.
@@ -169,6 +170,33 @@ func (r *restore) compare(ctx context.Context) ([]*pair, error) {
 			all = append(all, one)
 		}
 	}
+	return r.withOrphans(ctx, all)
+}
+
+// withOrphans adds what is in the same version, and names an owner that is made again: it would be collected as garbage
+// with the owner's former life, if the collector has not come yet.
+func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error) {
+	for _, owner := range all {
+		if owner.then == nil || owner.now != nil && owner.now.GetUID() == owner.then.GetUID() {
+			continue
+		}
+		for _, d := range r.dependents[owner.then.GetUID()] {
+			if !d.same {
+				continue
+			}
+			d.same = false
+			r.same--
+			then, err := r.past.Get(ctx, d.kind, d.namespace, d.name)
+			if err != nil {
+				return nil, err
+			}
+			now, err := r.live.Get(ctx, d.kind, d.namespace, d.name)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, &pair{d.kind, then, now})
+		}
+	}
 	return all, nil
 }
 
@@ -216,14 +244,17 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 		if one.now != nil {
 			r.owners.known[idOf(one.now)] = one.now.GetUID()
 		}
-		if one.then != nil && one.now != nil && one.then.GetResourceVersion() != one.now.GetResourceVersion() {
+		same := one.then != nil && one.now != nil && one.then.GetResourceVersion() == one.now.GetResourceVersion()
+		selected := r.isSelected(one)
+		if one.then != nil && one.now != nil {
+			d := &dependent{s.kind, one.now.GetNamespace(), one.now.GetName(), same && selected}
 			for _, owner := range one.now.GetOwnerReferences() {
-				r.dependents[owner.UID] = append(r.dependents[owner.UID], dependent{s.kind, one.now.GetNamespace(), one.now.GetName()})
+				r.dependents[owner.UID] = append(r.dependents[owner.UID], d)
 			}
 		}
 		switch {
-		case !r.isSelected(one):
-		case one.then != nil && one.now != nil && one.then.GetResourceVersion() == one.now.GetResourceVersion():
+		case !selected:
+		case same:
 			r.same++
 		case r.differing == mostDiffering:
 			return nil, refuse(http.StatusRequestEntityTooLarge, "more than %d objects are not as they were: "+
