@@ -106,6 +106,9 @@ func (k *modelKind) written(object map[string]any) map[string]any {
 	if k.status != nil || k.hasStatus {
 		delete(out, "status")
 	}
+	if out["aggregationRule"] != nil {
+		delete(out, "rules") // which are those of other roles
+	}
 	uid, _ := fieldOf(object, "metadata.uid").(string)
 	return withoutUID(out, uid).(map[string]any)
 }

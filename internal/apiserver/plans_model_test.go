@@ -87,10 +87,11 @@ type model struct {
 	// focus are those of which more is done for some time.
 	focus []*modelled
 	// owners are two of the objects, and uids say which life of which of them each uid is. Creating are those that the
-	// plan in hand makes again.
+	// plan in hand makes again, and pruning those that it deletes.
 	owners   []*modelled
 	uids     map[string]string
 	creating map[*modelled]bool
+	pruning  map[*modelled]bool
 	// gaps are the revisions between which there was no namespace, or more than this knows.
 	gaps [][2]projection.Revision
 }
@@ -707,12 +708,17 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 			if !inScope(o) {
 				continue
 			}
-			switch then, now := o.at(to), o.now(); {
+			then, now := o.at(to), o.now()
+			if then != nil && fieldOf(then, "metadata.deletionTimestamp") != nil && now != nil && fieldOf(now, "metadata.uid") != fieldOf(then, "metadata.uid") {
+				then = nil // another one came later
+			}
+			switch {
 			case then != nil && (fieldOf(then, "metadata.deletionTimestamp") != nil ||
 				now != nil && revisionOf(then) == revisionOf(now) && !ownerComes(then)):
 			case then == nil:
 				if now != nil && spec.Restore.Prune && !isTerminating(o) {
 					all[o] = expected{verb: "delete"}
+					m.pruning[o] = true
 				}
 			case now == nil && o.kind.finished != nil && o.kind.finished(then):
 				all[o] = expected{conflict: true}
@@ -734,11 +740,12 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 		return all
 	}
 	expect := func() map[*modelled]expected {
-		m.creating = map[*modelled]bool{}
-		compute() // which owners come
+		m.creating, m.pruning = map[*modelled]bool{}, map[*modelled]bool{}
+		compute() // which owners come and go
 		return compute()
 	}
 	m.twice(by, encoded(spec), expect, "logplane-restore")
+	m.pruning = nil
 }
 
 // stillOwned is what a restore wants of an object that is there: as it was, with owners as they will be. One that is
@@ -746,6 +753,9 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	will := m.adopted(o, wanted)
 	kept := wanted.withOwners(o, func(name string, _ any) any {
+		if slices.ContainsFunc(m.owners, func(owner *modelled) bool { return owner.name == name && m.pruning[owner] }) {
+			return nil
+		}
 		for _, p := range []*content{will, is} {
 			for _, item := range p.order[references] {
 				if p.values[item+`."name"`] == strconv.Quote(name) {
@@ -1100,16 +1110,32 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 	isChosen := func(i int) bool {
 		return slices.Contains(changes, o.versions[i]) && ends[fieldOf(o.versions[i].object, "metadata.uid")] < 2
 	}
+	live := m.contentOf(o, o.now())
+	contentOf := func(object map[string]any) *content { // an owner that was made again is no other
+		c := m.contentOf(o, object)
+		if live == nil || c == nil {
+			return c
+		}
+		return c.withOwners(o, func(name string, uid any) any {
+			for _, item := range live.order[references] {
+				if live.values[item+`."name"`] == strconv.Quote(name) {
+					is, err := strconv.Unquote(live.values[item+`."uid"`])
+					require.NoError(m.t, err)
+					return is
+				}
+			}
+			return uid
+		})
+	}
 	was := func(i int) *content { // before a version
 		switch o.versions[i].verb {
 		case "delete":
-			return m.contentOf(o, o.versions[i].object)
+			return contentOf(o.versions[i].object)
 		case "create":
 			return nil
 		}
-		return m.contentOf(o, o.versions[i-1].object)
+		return contentOf(o.versions[i-1].object)
 	}
-	live := m.contentOf(o, o.now())
 	now := live
 	var last map[string]any
 	for i := len(o.versions) - 1; i >= 0; i-- {
@@ -1134,14 +1160,14 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 				if o.kind.finished != nil && o.kind.finished(last) {
 					return expected{conflict: true}
 				}
-				now = m.contentOf(o, last)
+				now = contentOf(last)
 			case v.verb == "update" && isTerminating(o):
 				return expected{conflict: true}
 			}
 		case now == nil: // nothing is left of the change
 		case v.verb == "create":
 			isIt := fieldOf(o.now(), "metadata.uid") == fieldOf(v.object, "metadata.uid")
-			left := now.equal(m.contentOf(o, v.object))
+			left := now.equal(contentOf(v.object))
 			if now.equal(live) && !isIt && !isOld || (isIt || !now.equal(live)) && !left && !isOld && m.othersHaveWritten(o, i, isChosen) {
 				return expected{conflict: true}
 			}
@@ -1149,7 +1175,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 				now = nil
 			}
 		default:
-			without, conflict := now.without(was(i), m.contentOf(o, v.object), older)
+			without, conflict := now.without(was(i), contentOf(v.object), older)
 			if conflict {
 				return expected{conflict: true}
 			}
@@ -1172,6 +1198,11 @@ func (m *model) othersHaveWritten(o *modelled, since int, isChosen func(int) boo
 // outcome says what it takes to make an object what is wanted.
 func (m *model) outcome(o *modelled, wanted *content, last map[string]any) expected {
 	live := o.now()
+	for _, at := range []string{`."metadata"."labels"`, `."metadata"."annotations"`} { // no version writes empty ones
+		if wanted != nil && wanted.below(at) == fmt.Sprintf("%s: %s\n", at, isAnObject) {
+			delete(wanted.values, at)
+		}
+	}
 	switch {
 	case wanted == nil && live == nil:
 		return expected{}
@@ -1221,7 +1252,7 @@ func (m *model) adopted(o *modelled, wanted *content) *content {
 	return wanted.withOwners(o, func(name string, _ any) any {
 		for _, owner := range m.owners {
 			switch {
-			case owner.name != name:
+			case owner.name != name || m.pruning[owner]:
 			case owner.now() != nil:
 				return owner.life(0)
 			case m.creating[owner]:

@@ -165,7 +165,8 @@ func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
 	}
 	if spec.Restore != nil {
 		p.config.UserAgent = "logplane-restore"
-		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}, dependents: map[types.UID][]*dependent{}})
+		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{},
+			dependents: map[types.UID][]*dependent{}, pruned: map[types.UID]bool{}})
 	}
 	if len(wanted) != 1 {
 		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore")

@@ -36,6 +36,8 @@ type restore struct {
 	made map[string]bool
 	// dependents of each owner are what names it now and was there at the moment.
 	dependents map[types.UID][]*dependent
+	// pruned are those that came later and are deleted.
+	pruned map[types.UID]bool
 	// same are as they were, and later came later and stay. Differing is how many are held to be compared.
 	same, later int32
 	differing   int
@@ -335,18 +337,26 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 
 // steps says what is to be done, in order.
 func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
-	all = inOrder(all, func(o *pair) sides.Kind { return o.kind }, (*pair).either)
+	all = slices.DeleteFunc(inOrder(all, func(o *pair) sides.Kind { return o.kind }, (*pair).either), func(one *pair) bool {
+		if one.then == nil || one.then.GetDeletionTimestamp() == nil {
+			return false
+		}
+		if one.now == nil || one.now.GetUID() == one.then.GetUID() { // it was on its way out
+			r.same++
+			return true
+		}
+		one.then = nil // and another one came later
+		return false
+	})
+	for _, one := range all {
+		if r.prunes(one) { // nothing that stays may name it
+			r.owners.known[idOf(one.now)], r.pruned[one.now.GetUID()] = "", true
+		}
+	}
 	var steps, deletes []*step
 	for _, one := range all {
 		s := &step{kind: one.kind, PlanChange: history.PlanChange{Object: one.reference(), Seen: seen(one.now, one.kind)}}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return r.write(ctx, one, done) }
-		if one.then != nil && one.then.GetDeletionTimestamp() != nil { // it was on its way out
-			if one.now == nil || one.now.GetUID() == one.then.GetUID() {
-				r.same++
-				continue
-			}
-			one.then = nil // and another one came later
-		}
 		var wanted *unstructured.Unstructured
 		if one.then != nil && one.now != nil {
 			var err error
@@ -365,8 +375,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 				delete(r.owners.pending, idOf(one.then))
 			}
 		case one.then == nil:
-			// What has a controller goes with it, or its controller decides.
-			if !r.Prune || metav1.GetControllerOf(one.now) != nil || one.now.GetDeletionTimestamp() != nil {
+			if !r.prunes(one) {
 				r.later++
 				continue
 			}
@@ -388,6 +397,12 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	}
 	slices.Reverse(deletes)
 	return append(steps, deletes...), nil
+}
+
+// prunes says that an object is to be deleted that came later. What has a controller goes with it, or its controller
+// decides.
+func (r *restore) prunes(one *pair) bool {
+	return r.Prune && one.then == nil && metav1.GetControllerOf(one.now) == nil && one.now.GetDeletionTimestamp() == nil
 }
 
 // lastOf is the last state of an object that is gone, if that is to be known: a Job or Pod may have finished since the
@@ -456,8 +471,13 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 	case jobs:
 		keep("spec", "selector")
 		for _, label := range jobLabels {
-			keep("metadata", "labels", label)
 			keep("spec", "template", "metadata", "labels", label)
+			if value, had := one.then.GetLabels()[label]; had {
+				if value == string(one.then.GetUID()) {
+					value = string(now.GetUID())
+				}
+				_ = unstructured.SetNestedField(out.Object, value, "metadata", "labels", label) // its labels are texts
+			}
 		}
 	case secrets:
 		keep("metadata", "annotations", corev1.ServiceAccountUIDKey)
@@ -478,9 +498,10 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		isNew := func(r metav1.OwnerReference) bool {
 			return !slices.ContainsFunc(is, func(n metav1.OwnerReference) bool { return n.UID == r.UID })
 		}
+		goes := func(n metav1.OwnerReference) bool { return r.pruned[n.UID] }
 		same := out.DeepCopy()
 		same.SetOwnerReferences(is)
-		if !slices.ContainsFunc(out.GetOwnerReferences(), isNew) && reflect.DeepEqual(same.Object, cleaned(now, one.kind).Object) {
+		if !slices.ContainsFunc(out.GetOwnerReferences(), isNew) && !slices.ContainsFunc(is, goes) && reflect.DeepEqual(same.Object, cleaned(now, one.kind).Object) {
 			return same, nil, nil
 		}
 	}

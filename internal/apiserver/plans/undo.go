@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -247,8 +248,8 @@ func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
 
 // isStatus says that an update has changed nothing that an undo could write.
 func isStatus(v *history.Version, k sides.Kind) bool {
-	return k.HasStatus && v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
-		return field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
+	return v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
+		return !k.HasStatus || field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
 	})
 }
 
@@ -372,12 +373,16 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 		is = cleaned(live, u.kind).Object
 	}
 	now := is
+	changes := slices.Clone(u.changes)
+	for i := range changes {
+		changes[i].before, changes[i].after = withOwnersOf(live, changes[i].before), withOwnersOf(live, changes[i].after)
+	}
 	var fields []string
 	var last *unstructured.Unstructured
-	for i := range u.changes {
-		c := &u.changes[i]
+	for i := range changes {
+		c := &changes[i]
 		r := &merge.Reversal{Type: u.schema, Undone: func(p merge.Path, value any) bool {
-			return slices.ContainsFunc(u.changes[i+1:], func(older change) bool { return reflect.DeepEqual(p.Of(older.before), value) })
+			return slices.ContainsFunc(changes[i+1:], func(older change) bool { return reflect.DeepEqual(p.Of(older.before), value) })
 		}}
 		switch {
 		case c.after == any(merge.None{}) || c.deleting:
@@ -420,6 +425,29 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 		out.verb, out.wanted = "update", onto(live, now.(map[string]any), u.kind)
 	}
 	return out
+}
+
+// withOwnersOf is a state that names the same owners as the live object by the same uids: one that was made again is no
+// other owner.
+func withOwnersOf(live *unstructured.Unstructured, state any) any {
+	fields, ok := state.(map[string]any)
+	if live == nil || !ok {
+		return state
+	}
+	is := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(fields)}
+	owners := is.GetOwnerReferences()
+	for i, o := range owners {
+		same := func(n metav1.OwnerReference) bool {
+			return n.APIVersion == o.APIVersion && n.Kind == o.Kind && n.Name == o.Name
+		}
+		if j := slices.IndexFunc(live.GetOwnerReferences(), same); j >= 0 {
+			owners[i].UID = live.GetOwnerReferences()[j].UID
+		}
+	}
+	if len(owners) > 0 {
+		is.SetOwnerReferences(owners)
+	}
+	return is.Object
 }
 
 // mayGo says why the object that a change has made must not be deleted.
