@@ -753,14 +753,14 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	will := m.adopted(o, wanted)
 	kept := wanted.withOwners(o, func(name string, _ any) any {
-		if slices.ContainsFunc(m.owners, func(owner *modelled) bool { return owner.name == name && m.pruning[owner] }) {
-			return nil
-		}
 		for _, p := range []*content{will, is} {
 			for _, item := range p.order[references] {
 				if p.values[item+`."name"`] == strconv.Quote(name) {
 					uid, err := strconv.Unquote(p.values[item+`."uid"`])
 					require.NoError(m.t, err)
+					if slices.ContainsFunc(m.owners, func(owner *modelled) bool { return m.pruning[owner] && owner.life(0) == uid }) {
+						return nil
+					}
 					return uid
 				}
 			}
