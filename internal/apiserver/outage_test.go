@@ -794,7 +794,7 @@ func TestOutageThatStalls(t *testing.T) {
 			}
 			running.Wait()
 			close(asked)
-			o.process(o.log).must(t, 201, request{method: "POST", path: configMapsIn("default"), body: `{"metadata":{"name":"afterwards"}}`})
+			o.process(o.log).must(t, 201, request{method: "POST", path: configMapsIn("default"), body: `{"metadata":{"name":"afterwards"}}`}.as("ann"))
 			head, events, written, counts := o.head(t), 0, map[string]bool{}, newTally("answers")
 			o.requireWhole(t, before, head)
 			require.NoError(t, o.log.Tail(t.Context(), before, head, func(e eventlog.Event) error {

@@ -573,6 +573,11 @@ func TestFaultyConversions(t *testing.T) {
 			"get": {method: "GET", path: kind.in("in-"+fault) + "/old"}, "list": {method: "GET", path: kind.in("in-" + fault)},
 			"table": {method: "GET", path: kind.in("in-" + fault), accept: "application/json;as=Table;v=v1;g=meta.k8s.io"},
 		}
+		for _, verb := range []string{"get", "list", "table"} {
+			r := requests[verb]
+			r.path = fmt.Sprintf("/at/%d%s", s.head(t), r.path)
+			requests[verb+", then"] = r
+		}
 		for _, v := range hookVerbs {
 			object := "old"
 			if v.makes {
