@@ -101,6 +101,26 @@ var corpus = []query{
 	{http.MethodPut, "/api/v1/namespaces/default/finalize", map[string]string{"Content-Type": "application/json"}, `{"metadata":{"name":"default"},"spec":{"finalizers":["kubernetes"]}}`},
 }
 
+const ofTheGroup = "/apis/history.logplane.dev/v1"
+
+// ofHistory are requests about the past, and what takes it back.
+var ofHistory = []query{
+	get(ofTheGroup + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/a,include%3Dobject&limit=3"),
+	get(ofTheGroup + "/namespaces/default/versions?fieldSelector=object%3Dthings.fuzz.example.com/a,at%3D1m"),
+	get(ofTheGroup + "/changes?fieldSelector=from%3D5,to%3D1s,verb%3Dupdate,user%3Dadmin,manager%3Dm,resource%3Dconfigmaps&limit=2&include=object"),
+	get(ofTheGroup + "/changes?watch=1&timeoutSeconds=1&resourceVersion=5"),
+	get("/at/1s/api/v1/namespaces/default/configmaps?labelSelector=app%3Dx&limit=2"), get("/at/@5/api/v1/configmaps/a"), get("/at/yesterday/apis"), get("/at/2026-11-26T16:44/openapi/v3"),
+	get("/at/9/apis/fuzz.example.com/v1/namespaces/default/things?watch=1"),
+	post(ofTheGroup+"/transactions?dryRun=All", `{"operations":[{"verb":"create","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"t","namespace":"default"}}},{"verb":"patch","patchType":"json","reference":{"apiVersion":"v1","kind":"ConfigMap","name":"t","namespace":"default"},"patch":[{"op":"add","path":"/data","value":{"a":"b"}}]}]}`),
+	post(ofTheGroup+"/transactions", `{"operations":[{"verb":"update","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default"},"data":{"a":"c"}}},{"verb":"delete","propagationPolicy":"Orphan","reference":{"apiVersion":"v1","kind":"Secret","name":"a","namespace":"default"}},`+
+		`{"verb":"apply","force":true,"fieldManager":"m","object":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"a","namespace":"default"},"spec":{"replicas":2}}}]}`),
+	post(ofTheGroup+"/plans?dryRun=All", `{"spec":{"namespace":"default","undo":{"object":"configmaps/a"}}}`),
+	post(ofTheGroup+"/plans", `{"spec":{"namespace":"default","undo":{"user":"admin","since":"5s"}},"status":{"changes":[{"object":{"resource":"configmaps","namespace":"default","name":"a"},"verb":"update","seen":"0"}]}}`),
+	post(ofTheGroup+"/plans", `{"spec":{"namespace":"default","undelete":{"object":"secrets/a"}}}`),
+	post(ofTheGroup+"/plans?dryRun=All", `{"spec":{"namespace":"default","restore":{"to":"3s","prune":true,"selector":"app in (x,y)"}}}`),
+	post(ofTheGroup+"/plans?dryRun=All", `{"spec":{"restore":{"to":"@9"}}}`),
+}
+
 // encoded are objects in the other encodings, as the server writes them.
 func encoded(s *target) []query {
 	s.t.Helper()
