@@ -18,12 +18,14 @@ import (
 	"log/slog"
 	"net/http"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/rest"
 	"k8s.io/kubernetes/pkg/capabilities"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description"
@@ -38,6 +40,7 @@ func New(c Config) (*Server, error) {
 		c.Logger = slog.Default()
 	}
 	s := &Server{config: c, watches: newWatches(c.Watches), bodies: newBodies(c.Cell.Projection.Budget().Limit())}
+	s.lives, _ = lru.New[eventlog.Revision, life](knownLives) // fails only for a size below one
 	if err := s.configure(); err != nil {
 		return nil, err
 	}

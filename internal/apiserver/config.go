@@ -88,6 +88,7 @@ func (s *Server) configure() error {
 		},
 		Complete: s.complete,
 		Beside:   s.beside,
+		Within:   s.withinReach,
 		Wrap:     s.withPatches,
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -115,6 +116,10 @@ func builtins() []struct {
 			transactions := &kubestore.Transactions{Cell: s.config.Cell, Decides: s.decides}
 			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
+				ReachOf: func(ctx context.Context, a authorizer.Attributes) (history.Reach, error) {
+					r, err := s.reachOf(ctx, a)
+					return r.covers, err
+				},
 				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: transactions},
 				map[string]rest.Storage{"plans": &plans.Storage{Config: plans.Config{
 					Serve: s.serveCaller, Moment: s.momentNamed, Definitions: s.definitions, Transactions: transactions}}}), nil

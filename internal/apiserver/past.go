@@ -115,6 +115,9 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 		}
 		sayMeaning(r.Context(), m.text, m.Moment)
 		v, err := s.viewAt(r, m)
+		if err == nil {
+			err = s.momentReached(r.Context(), v.Revision())
+		}
 		if err != nil {
 			s.failMoment(w, r, info, err)
 			return

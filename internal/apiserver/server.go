@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/flagz"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/eventlog"
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -118,6 +120,8 @@ type Server struct {
 	groups map[string]*group
 	// definitions reads CustomResourceDefinitions.
 	definitions *customresources.Reader
+	// lives are those of what rights are of, by the revision of the newest version.
+	lives *lru.Cache[eventlog.Revision, life]
 	// aggregator forwards requests to the servers of remote APIServices.
 	aggregator *aggregation.Aggregator
 	// watches that are open.

@@ -71,6 +71,8 @@ type Resource struct {
 	// Beside, if set, returns the writes that must become true together with a write of an object, such as the charge
 	// of a quota. They are appended in the object's own atomic batch. Its error refuses the write.
 	Beside func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error)
+	// Within, if set, refuses a revision that is not of now, and that the context's request may not read.
+	Within func(ctx context.Context, at eventlog.Revision) error
 }
 
 // Change is a write of an object that is about to be appended. Nobody may write to the objects.

@@ -196,6 +196,9 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 				err = listError(ctx, err, false, "", "")
 			}
 		}
+		if err == nil && s.Within != nil {
+			err = s.Within(ctx, sp.at)
+		}
 	case start != "": // an inconsistent token, which goes on at a new revision
 		sp.view, err = s.Consistent(ctx)
 	default:

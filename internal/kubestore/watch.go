@@ -60,6 +60,11 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		initial: rev == 0 && opts.SendInitialEvents == nil || watchList() && opts.SendInitialEvents != nil && *opts.SendInitialEvents,
 		results: make(chan watch.Event, bufferedEvents),
 	}
+	if rev > 0 && !w.initial && s.Within != nil {
+		if err := s.Within(ctx, w.position+1); err != nil { // the first that it may bring
+			return nil, err
+		}
+	}
 	if rev == 0 && !w.initial {
 		// Only changes from now on are wanted, and now must be before Watch returns.
 		v, err := s.Consistent(ctx)

@@ -1505,4 +1505,22 @@ var list = []mutant{
 		tests: "TestNumbers",
 		why:   "a quantity in an annotation takes a processor for minutes",
 	},
+	{
+		name: "right-of-another-namespace",
+		file: "internal/apiserver/reach.go", old: "if was == is {", new: "if was == is || was != \"\" {",
+		tests: "TestRightsOfANamespaceBeginWithIt", in: "internal/apiserver",
+		why: "who has a namespace that was made again reads the Secrets of those who had the name before",
+	},
+	{
+		name: "page-beyond-a-right",
+		file: "internal/kubestore/read.go", old: "if err == nil && s.Within != nil {", new: "if false {",
+		tests: "TestRightsOfANamespaceBeginWithIt", in: "internal/apiserver",
+		why: "a list of an old revision has what was in the namespace that had the name before",
+	},
+	{
+		name: "watch-beyond-a-right",
+		file: "internal/kubestore/watch.go", old: "rev > 0 && !w.initial && s.Within != nil", new: "false && s.Within != nil",
+		tests: "TestRightsOfANamespaceBeginWithIt", in: "internal/apiserver",
+		why: "a watch from an old revision has what was in the namespace that had the name before",
+	},
 }

@@ -5,8 +5,8 @@
 // lists those of all objects of a namespace or of the cluster between two moments, in the order of the log. Nothing is
 // stored: both are read from the projection, which keeps the events anyway.
 //
-// Who may list versions sees only those of objects that they may get today. What they may not get is left out of
-// changes, and refused where it was asked for by name.
+// Who may list versions sees only those of objects that they may get today, as far back as both rights reach. What they
+// may not get is left out of changes, and refused where it was asked for by name.
 package history
 
 import (
@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -51,6 +52,8 @@ type Config struct {
 	Authorizer  authorizer.Authorizer
 	// ByName says that the authorizer may allow all objects of a kind and yet deny one by its name, as a webhook can.
 	ByName bool
+	// ReachOf returns how far back a right goes, by which something was allowed.
+	ReachOf func(ctx context.Context, a authorizer.Attributes) (Reach, error)
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (projection.Revision, error)
 	// Serve serves a request of the context's user in this process.
@@ -60,6 +63,9 @@ type Config struct {
 	// Transactions write what transactions do.
 	Transactions *kubestore.Transactions
 }
+
+// Reach says whether a right covers what was at a revision. What it does not cover does not exist for its user.
+type Reach func(ctx context.Context, at projection.Revision) (bool, error)
 
 // CauseYounger is a cause of the answer for a moment at which the cell had no event yet.
 const CauseYounger metav1.CauseType = "CellIsYounger"
@@ -260,7 +266,11 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		if err != nil {
 			return nil, readError(ctx, err)
 		}
-		allowed, err := r.mayGet(ctx, e.Key)
+		rights, err := r.rightsOf(ctx)
+		if err != nil {
+			return nil, err
+		}
+		allowed, err := rights.get(ctx, e.Key, e.Revision)
 		if err != nil {
 			return nil, err
 		}
@@ -308,13 +318,27 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if err != nil {
 		return nil, readError(ctx, err)
 	}
+	rights, err := r.rightsOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i, row := range rows {
+		reached, err := rights.get(ctx, key, row.Revision)
+		if err != nil {
+			return nil, err
+		}
+		if !reached {
+			rows, next = rows[:i], 0
+			break
+		}
+	}
 	end := len(rows)
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
-	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{schemas: schemas{}}
+	page := page{schemas: schemas{}}
 	for i, row := range rows[:end] {
-		allowed, err := rights.get(ctx, row.ID) // what is stored there may be another group's
+		allowed, err := rights.get(ctx, row.ID, row.Revision) // what is stored there may be another group's
 		if err != nil {
 			return nil, err
 		}
@@ -376,7 +400,11 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	if err != nil {
 		return nil, err
 	}
-	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{schemas: schemas{}}
+	rights, err := r.rightsOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	page := page{schemas: schemas{}}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
@@ -389,7 +417,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 			return nil, readError(ctx, err)
 		}
 		page.events++
-		made, err := r.change(ctx, &q, &rights, &page, e, last)
+		made, err := r.change(ctx, &q, rights, &page, e, last)
 		if err != nil {
 			return nil, err
 		}
@@ -416,7 +444,7 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	if !q.mayWant(&row) {
 		return nil, nil
 	}
-	allowed, err := rights.get(ctx, e.Key)
+	allowed, err := rights.get(ctx, e.Key, e.Revision)
 	if err != nil || !allowed {
 		return nil, err
 	}
@@ -469,7 +497,11 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 				}
 				ctx = kubestore.WithView(ctx, v)
 			}
-			made, err := r.change(ctx, &q, &rights{r.store, map[eventlog.Key]bool{}}, &page{schemas: met}, e, map[string]projection.Row{})
+			rights, err := r.rightsOf(ctx) // when it happens
+			if err != nil {
+				return nil, err
+			}
+			made, err := r.change(ctx, &q, rights, &page{schemas: met}, e, map[string]projection.Row{})
 			if made == nil { // not a nil of a type
 				return nil, err
 			}
@@ -730,63 +762,80 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 	return s.Stores.Key(found.GroupResource, namespace, rest), nil
 }
 
-// rights remembers for one request what its user may get. A key without a name stands for all objects of its kind in
-// its namespace.
+// rights remembers for one request how far back its user may get what. A key without a name stands for all objects of
+// its kind in its namespace.
 type rights struct {
 	*store
-	known map[eventlog.Key]bool
+	known map[eventlog.Key]Reach // nil for what the user may not get
+	// own is that of the right to ask for history.
+	own Reach
 }
 
-// get says whether the user may get an object: all of its kind in its namespace, or this one.
-func (r *rights) get(ctx context.Context, k eventlog.Key) (bool, error) {
-	if r.ByName {
-		return r.ask(ctx, k)
+// rightsOf are those of the context's request, today.
+func (s *store) rightsOf(ctx context.Context) (*rights, error) {
+	a, err := genericapifilters.GetAuthorizerAttributes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find out what was asked: %w", err)
 	}
-	all := k
-	all.Name = ""
-	allowed, err := r.ask(ctx, all)
-	if err != nil || allowed {
-		return allowed, err
-	}
-	return r.ask(ctx, k)
+	own, err := s.ReachOf(ctx, a)
+	return &rights{s, map[eventlog.Key]Reach{}, own}, err
 }
 
-func (r *rights) ask(ctx context.Context, k eventlog.Key) (bool, error) {
-	allowed, known := r.known[k]
-	if known {
-		return allowed, nil
+// get says whether the user may get an object as it was: all of its kind in its namespace, or this one.
+func (r *rights) get(ctx context.Context, k eventlog.Key, at projection.Revision) (bool, error) {
+	if reached, err := r.own(ctx, at); err != nil || !reached {
+		return false, err
 	}
-	allowed, err := r.mayGet(ctx, k)
-	if err == nil {
-		r.known[k] = allowed
+	if !r.ByName {
+		all := k
+		all.Name = ""
+		if allowed, err := r.ask(ctx, all, at); err != nil || allowed {
+			return allowed, err
+		}
 	}
-	return allowed, err
+	return r.ask(ctx, k, at)
 }
 
-// mayGet asks whether the request's user may get the object today, in any version.
-func (s *store) mayGet(ctx context.Context, k eventlog.Key) (bool, error) {
+func (r *rights) ask(ctx context.Context, k eventlog.Key, at projection.Revision) (bool, error) {
+	reach, known := r.known[k]
+	if !known {
+		var err error
+		if reach, err = r.mayGet(ctx, k); err != nil {
+			return false, err
+		}
+		r.known[k] = reach
+	}
+	if reach == nil {
+		return false, nil
+	}
+	return reach(ctx, at)
+}
+
+// mayGet asks how far back the request's user may get the object today, in any version; nil for not at all.
+func (s *store) mayGet(ctx context.Context, k eventlog.Key) (Reach, error) {
 	user, ok := apirequest.UserFrom(ctx)
 	if !ok {
-		return false, nil
+		return nil, nil
 	}
 	namespace := k.Namespace
 	if k.Group == "" && k.Resource == "namespaces" { // as requests for a namespace are judged
 		namespace = k.Name
 	}
-	decision, _, err := s.Authorizer.Authorize(ctx, authorizer.AttributesRecord{User: user, Verb: "get", Namespace: namespace,
-		APIGroup: k.Group, APIVersion: "*", Resource: k.Resource, Name: k.Name, ResourceRequest: true})
+	a := authorizer.AttributesRecord{User: user, Verb: "get", Namespace: namespace,
+		APIGroup: k.Group, APIVersion: "*", Resource: k.Resource, Name: k.Name, ResourceRequest: true}
+	decision, _, err := s.Authorizer.Authorize(ctx, a)
 	if decision == authorizer.DecisionAllow {
-		return true, nil
+		return s.ReachOf(ctx, a)
 	}
 	if err != nil && ctx.Err() != nil {
-		return false, ctx.Err()
+		return nil, ctx.Err()
 	}
-	return false, nil
+	return nil, nil
 }
 
 func (s *store) requireGet(ctx context.Context, k eventlog.Key) error {
-	allowed, err := s.mayGet(ctx, k)
-	if err != nil || allowed {
+	reach, err := s.mayGet(ctx, k)
+	if err != nil || reach != nil {
 		return err
 	}
 	return apierrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, k.Name,

@@ -64,6 +64,8 @@ type Config struct {
 	// Complete and Beside are as in kubestore.Resource, for all resources.
 	Complete func(resource schema.GroupResource) CompleteFunc
 	Beside   func(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error)
+	// Within is as in kubestore.Resource.
+	Within func(ctx context.Context, at eventlog.Revision) error
 	// Wrap, if set, wraps every store.
 	Wrap func(storage.Interface) storage.Interface
 }
@@ -137,6 +139,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			Transformer:   s.Transformer(config.GroupResource),
 			Claims:        claims,
 			Beside:        s.config.Beside,
+			Within:        s.config.Within,
 			DecodesLabels: DecodesLabels(config.GroupResource),
 			StoredFields:  storedFields[config.GroupResource],
 		}

@@ -1,0 +1,370 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+const (
+	inA = "/api/v1/namespaces/a"
+	// earlier is what the first namespace of the name has, and later the second.
+	earlier, later = "what the first one hid", "what the second one has"
+)
+
+// tells says whether an answer has a text, as it is or as a Secret has it.
+func tells(body, text string) bool {
+	return strings.Contains(body, text) || strings.Contains(body, base64.StdEncoding.EncodeToString([]byte(text)))
+}
+
+// makeNamespace makes namespace 'a' with a Secret in it, which is written twice, and returns a revision at which the
+// Secret was there, and that with which the namespace was made. Ann may read it by a right from inside.
+func (s *Server) makeNamespace(t *testing.T, content string) (at, made string) {
+	t.Helper()
+	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
+	a := must(201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"a","annotations":{"x":"` + content + `"}}}`})
+	must(201, request{method: "POST", path: inA + "/secrets", body: `{"metadata":{"name":"s"},"stringData":{"k":"a first ` + content + `"}}`})
+	must(201, request{method: "POST", path: inA + "/secrets", body: `{"metadata":{"name":"only-` + strings.Fields(content)[2] + `"},"stringData":{"k":"` + content + `"}}`})
+	must(200, merging("PATCH", inA+"/secrets/s", `{"stringData":{"k":"`+content+`"}}`))
+	must(200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"once"}}}`))
+	must(200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"twice"}}}`))
+	must(201, request{method: "POST", path: rbacPath + "/namespaces/a/roles", body: `{"metadata":{"name":"reader"},"rules":[
+		{"apiGroups":["","history.logplane.dev"],"resources":["secrets","namespaces","versions","changes"],"verbs":["get","list","watch","deletecollection"]}]}`})
+	a2 := must(201, request{method: "POST", path: rbacPath + "/namespaces/a/rolebindings", body: bindAnn("Role", "reader")})
+	return fieldOf(a2.object(t), "metadata.resourceVersion").(string), fieldOf(a.object(t), "metadata.resourceVersion").(string)
+}
+
+// bindAnn binds ann to a role.
+func bindAnn(kind, role string) string {
+	return `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"` + kind + `","name":"` + role + `"},
+		"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`
+}
+
+// endNamespace deletes namespace 'a' with all that is in it.
+func (s *Server) endNamespace(t *testing.T) {
+	t.Helper()
+	must := func(code int, r request) { s.must(t, code, r.as("root")) }
+	for _, path := range []string{inA + "/secrets", inA + "/serviceaccounts", rbacPath + "/namespaces/a/roles", rbacPath + "/namespaces/a/rolebindings"} {
+		must(200, request{method: "DELETE", path: path})
+	}
+	must(200, request{method: "DELETE", path: inA})
+	must(200, request{method: "PUT", path: inA + "/finalize", body: `{"metadata":{"name":"a"},"spec":{"finalizers":[]}}`})
+	must(404, request{method: "GET", path: inA})
+}
+
+// sink takes all that is watched.
+func (s *Server) sink(t *testing.T, r request) answer {
+	t.Helper()
+	if !strings.Contains(r.path, "watch=true") {
+		return r.do(t, s)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	q := httptest.NewRequest(http.MethodGet, r.path+"&timeoutSeconds=1", nil).WithContext(ctx)
+	q.Header = r.header
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, q)
+	return answer{code: w.Code, header: w.Header(), body: w.Body.String()}
+}
+
+// TestRightsOfANamespaceBeginWithIt: who has a right from inside a namespace reads nothing of the namespace that had
+// the name before, on no way to the past, and everything since the namespace was made. Who has it in all namespaces
+// reads all.
+func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
+	for _, where := range []string{"kept", "below the floor"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			s := newArchive(t, withFeed(t))
+			p := s.config.Cell.Projection
+			age := func() {
+				if where == "kept" {
+					return
+				}
+				applied, err := p.Commit(t.Context())
+				require.NoError(t, err)
+				require.NoError(t, p.Retain(t.Context(), applied, applied))
+			}
+			old, _ := s.makeNamespace(t, earlier)
+			first := s.must(t, 200, request{method: "GET", path: inA + "/secrets?limit=1"}.as("ann"))
+			token := "continue=" + url.QueryEscape(fieldOf(first.object(t), "metadata.continue").(string))
+			s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("ann"))
+			age()
+			s.endNamespace(t)
+			between := s.newestRevision(t)
+			age()
+			at, made := s.makeNamespace(t, later)
+			age()
+			s.must(t, 200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"again"}}}`).as("root"))
+			head := s.newestRevision(t)
+
+			const history = historyPath + "/namespaces/a"
+			exact := "?resourceVersionMatch=Exact&resourceVersion=" + old
+			for _, c := range []struct {
+				code int
+				path string
+			}{
+				{403, "/at/" + old + inA}, {403, "/at/" + old + inA + "/secrets"}, {403, "/at/" + old + inA + "/secrets/s"},
+				{403, "/at/" + old + inA + "/secrets?limit=1"}, {403, "/at/" + old + inA + "/secrets?watch=true"},
+				{403, "/at/" + old + inA + "/secrets?watch=true&resourceVersion=1"}, {403, "/at/" + between + inA + "/secrets"},
+				{403, "/at/" + old + inA + "/secrets?fieldSelector=metadata.name%3Ds"}, {403, "/at/" + head + inA + "/secrets?" + token},
+				{403, "/at/" + old + history + "/versions?fieldSelector=object%3Dsecrets/s"}, {403, "/at/" + old + history + "/changes"},
+				{403, "/at/" + old + history + "/versions/" + old},
+				{410, "/at/" + head + inA + "/secrets" + exact}, {410, "/at/" + head + inA + "/secrets?watch=true&resourceVersion=" + old},
+				{410, inA + "/secrets" + exact}, {410, inA + "/secrets?limit=1&resourceVersion=" + old}, {410, inA + "/secrets?" + token},
+				{410, inA + "/secrets?watch=true&resourceVersion=" + old}, {410, inA + "/secrets?watch=true&resourceVersion=" + between},
+				{404, history + "/versions/" + old},
+			} {
+				for _, accept := range []string{"", table, "application/yaml", "application/vnd.kubernetes.protobuf", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"} {
+					a := s.sink(t, request{method: "GET", path: c.path, accept: accept}.as("ann"))
+					require.False(t, tells(a.body, earlier) || strings.Contains(a.body, "only-first"), "%s: %s", c.path, a.body)
+					if where != "kept" && strings.Contains(c.path, "resourceVersion") && !strings.HasPrefix(c.path, "/at/") || accept != "" && strings.Contains(c.path, "/history.") {
+						continue // expired for everybody, or not served so
+					}
+					require.Equal(t, c.code, a.code, "%s as '%s': %s", c.path, accept, a.body)
+					if c.code != 404 {
+						require.Contains(t, strings.Join(strings.Fields(a.body), " "), "reaches back to revision "+made, c.path)
+					}
+				}
+			}
+			s.must(t, 410, request{method: "DELETE", path: inA + "/secrets" + exact}.as("ann"))
+
+			// The lists of history end where the namespace began, whatever a client names.
+			seen := []string{"update secrets/s root unknown data.k", "create secrets/s root unknown"}
+			for _, query := range []string{"", "&continue=" + head} {
+				require.Equal(t, seen, summary(s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/s"+query)))
+			}
+			page := s.versions(t, 200, "ann", history+"/versions?limit=1&fieldSelector=object%3Dsecrets/s")
+			page = s.versions(t, 200, "ann", history+"/versions?limit=1&fieldSelector=object%3Dsecrets/s&continue="+page.Continue)
+			require.Equal(t, seen[1:], summary(page))
+			require.Empty(t, page.Continue, "not that there is more")
+			for _, path := range []string{"/versions?fieldSelector=object%3Dsecrets/only-first", "/versions?fieldSelector=object%3Dsecrets/s&continue=" + made, "/changes?fieldSelector=from%3D0,to%3D" + between} {
+				require.Empty(t, s.versions(t, 200, "ann", history+path).Items, path)
+			}
+			mine := []string{"create namespaces/a", "create secrets/s", "create secrets/only-second", "update secrets/s", "update namespaces/a", "update namespaces/a", "update namespaces/a"}
+			for _, query := range []string{"fieldSelector=from%3D0", "fieldSelector=from%3D" + old, "continue=" + old + "." + head, "continue=1." + head} {
+				var got []string
+				for _, v := range s.versions(t, 200, "ann", history+"/changes?"+query).Items {
+					got = append(got, v.Verb+" "+v.Object.String())
+				}
+				require.Equal(t, slices.DeleteFunc(slices.Clone(mine), func(c string) bool { return strings.HasSuffix(c, "namespaces/a") }), got, query)
+			}
+			if where == "kept" {
+				all, _ := s.watched(t, "ann", "/namespaces/a/changes?watch=true&timeoutSeconds=30&resourceVersion=1", 3)
+				require.Equal(t, "only-second", all[1].Object.Name)
+			}
+
+			// Nothing of it is in a plan.
+			for _, spec := range []string{`"undelete":{"object":"secrets/only-first"}`, `"undo":{"object":"secrets/s","revision":"` + old + `"}`,
+				`"undo":{"user":"root","since":"1"}`, `"restore":{"to":"` + old + `"}`} {
+				a := request{method: "POST", path: historyPath + "/plans?dryRun=All", body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":{"namespace":"a",` + spec + `}}`}.as("ann").do(t, s)
+				require.False(t, tells(a.body, earlier) || strings.Contains(a.body, "only-first") && !strings.Contains(spec, "only-first"), "%s: %s", spec, a.body)
+				require.NotContains(t, a.body, `"verb":"create"`, spec)
+				require.Equal(t, strings.Contains(spec, "restore"), strings.Contains(a.body, "reaches back to revision "+made), "%s: %s", spec, a.body)
+			}
+
+			// The namespace's own past is there.
+			for _, moment := range []string{made, at, head} {
+				require.Equal(t, moment != made, tells(s.must(t, 200, request{method: "GET", path: "/at/" + moment + inA + "/secrets"}.as("ann")).body, later), moment)
+			}
+			if where == "kept" {
+				s.must(t, 200, request{method: "GET", path: inA + "/secrets?resourceVersionMatch=Exact&resourceVersion=" + made}.as("ann"))
+				require.True(t, tells(s.sink(t, request{method: "GET", path: inA + "/secrets?watch=true&resourceVersion=" + made}.as("ann")).body, later))
+			}
+
+			// Who has a right in all namespaces has it at every moment: by a name, to what has the name.
+			require.True(t, tells(s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("root")).body, earlier))
+			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"one"},"rules":[{"apiGroups":[""],"resources":["secrets"],"resourceNames":["s"],"verbs":["get"]}]}`}.as("root"))
+			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: bindAnn("ClusterRole", "one")}.as("root"))
+			require.True(t, tells(s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets/s"}.as("ann")).body, earlier))
+			s.must(t, 403, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("ann"))
+			s.must(t, 403, request{method: "GET", path: "/at/" + old + inA + "/secrets/only-first"}.as("ann"))
+			require.Equal(t, seen, summary(s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/s")), "the right to list versions is one of this namespace")
+			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"every"},"rules":[{"apiGroups":["history.logplane.dev"],"resources":["versions","changes"],"verbs":["get","list"]}]}`}.as("root"))
+			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: strings.Replace(bindAnn("ClusterRole", "every"), `"ann"`, `"too"`, 1)}.as("root"))
+			require.Len(t, s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/s").Items, 5)
+			require.Empty(t, s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/only-first").Items)
+			s.must(t, 200, request{method: "PUT", path: rbacPath + "/clusterroles/one", body: `{"metadata":{"name":"one"},"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get","list"]}]}`}.as("root"))
+			require.True(t, tells(s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("ann")).body, earlier))
+			require.Len(t, s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/only-first").Items, 2)
+		})
+	}
+}
+
+// newestRevision is the one of the last event.
+func (s *Server) newestRevision(t *testing.T) string {
+	t.Helper()
+	v, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	return fmt.Sprint(v.Revision())
+}
+
+// TestRightsToCustomResourcesBeginWithTheirDefinition: who may read custom resources in a namespace reads none that
+// were there by another definition of the name, nor while there is none.
+func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
+	s := newArchive(t)
+	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
+	roles := rbacPath + "/namespaces/default/"
+	must(201, request{method: "POST", path: roles + "roles", body: `{"metadata":{"name":"reader"},"rules":[
+		{"apiGroups":["example.com"],"resources":["widgets"],"verbs":["get","list"]},{"apiGroups":["history.logplane.dev"],"resources":["versions","changes"],"verbs":["list"]}]}`})
+	must(201, request{method: "POST", path: roles + "rolebindings", body: bindAnn("Role", "reader")})
+	define := func(color string) string {
+		return fieldOf(must(201, request{method: "POST", path: definitionPath, body: pastDefinition(color)}).object(t), "metadata.resourceVersion").(string)
+	}
+	remove := func() {
+		must(200, request{method: "DELETE", path: widgetsPath + "/w"})
+		must(200, request{method: "DELETE", path: definitionPath + "/widgets.example.com"})
+		must(200, merging("PATCH", definitionPath+"/widgets.example.com", `{"metadata":{"finalizers":null}}`))
+	}
+	widget := func(color string) string {
+		body := `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"` + color + `":"` + color + ` of it"}}`
+		return fieldOf(must(201, request{method: "POST", path: widgetsPath, body: body}).object(t), "metadata.resourceVersion").(string)
+	}
+	const versions = historyPath + "/namespaces/default/versions?include=object&fieldSelector=object%3Dwidgets.example.com/w"
+	const changes = historyPath + "/namespaces/default/changes?fieldSelector=from%3D0"
+	at := func(user, moment string) answer {
+		return request{method: "GET", path: "/at/" + moment + widgetsPath}.as(user).do(t, s)
+	}
+	define("hue")
+	old := widget("hue")
+	require.Contains(t, at("ann", old).body, "hue of it")
+	require.Len(t, s.versions(t, 200, "ann", versions).Items, 1)
+	remove()
+	require.Contains(t, at("ann", old).body, "which is not there now")
+	require.Empty(t, s.versions(t, 200, "ann", versions).Items)
+	require.Empty(t, s.versions(t, 200, "ann", changes).Items)
+	since := define("tint")
+	now := widget("tint")
+	for _, changed := range []string{"", "once", "twice"} {
+		if changed != "" {
+			must(200, merging("PATCH", definitionPath+"/widgets.example.com", `{"metadata":{"labels":{"changed":"`+changed+`"}}}`))
+		}
+		a := at("ann", old)
+		require.Equal(t, 403, a.code, a.body)
+		require.Contains(t, a.body, "reaches back to revision "+since[:len(since)-1])
+		require.Contains(t, a.body, "definition 'widgets.example.com'")
+		require.Contains(t, at("ann", now).body, "tint of it")
+		require.Len(t, s.versions(t, 200, "ann", versions).Items, 1)
+		require.Len(t, s.versions(t, 200, "ann", changes).Items, 1)
+	}
+	require.Contains(t, at("root", old).body, "hue of it")
+	require.Len(t, s.versions(t, 200, "root", versions).Items, 3)
+}
+
+// TestRightsOfNoNamespace: a webhook may allow what is in a namespace that is not there. That reaches no past.
+func TestRightsOfNoNamespace(t *testing.T) {
+	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
+		attributes, _ := review["spec"].(map[string]any)["resourceAttributes"].(map[string]any)
+		review["status"] = map[string]any{"allowed": attributes["namespace"] == "a"}
+		return true
+	})
+	s := newServer(t, withTokens(t), func(c *Config) { c.Authorization.ConfigFile = authorizationOf(t, kubeconfig) })
+	old, _ := s.makeNamespace(t, earlier)
+	get := request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("ann")
+	versions := request{method: "GET", path: historyPath + "/namespaces/a/changes?fieldSelector=from%3D0"}.as("ann")
+	require.True(t, tells(s.must(t, 200, get).body, earlier))
+	require.Contains(t, s.must(t, 200, versions).body, "only-first")
+	s.endNamespace(t)
+	require.Contains(t, s.must(t, 403, get).body, "namespace 'a', which is not there now")
+	require.NotContains(t, s.must(t, 200, versions).body, "only-first")
+	_, made := s.makeNamespace(t, later)
+	require.Contains(t, s.must(t, 403, get).body, "reaches back to revision "+made)
+	require.NotContains(t, s.must(t, 200, versions).body, "only-first")
+	require.Contains(t, s.must(t, 200, versions).body, "only-second")
+}
+
+// TestReachOfAForgottenNamespace: where nobody knows any more whether a namespace was the same one, a right from inside
+// it reaches back to the oldest of its versions that is kept.
+func TestReachOfAForgottenNamespace(t *testing.T) {
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
+		Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, HistoryRules: []projection.HistoryRule{{Prefix: "/namespaces"}}})
+	require.NoError(t, err)
+	s := newServer(t, withTokens(t), func(c *Config) {
+		c.Authorization = Authorization{Mode: "RBAC"}
+		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}
+	})
+	commit := func() projection.Revision {
+		applied, err := p.Commit(t.Context())
+		require.NoError(t, err)
+		return applied
+	}
+	old, _ := s.makeNamespace(t, earlier)
+	commit()
+	s.endNamespace(t)
+	at, _ := s.makeNamespace(t, later)
+	commit()
+	s.must(t, 200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"again"}}}`).as("root"))
+	newest := s.newestRevision(t)
+	applied := commit()
+	require.NoError(t, p.Retain(t.Context(), applied, applied))
+	trimmed, err := p.Trim(t.Context())
+	require.NoError(t, err)
+	require.True(t, trimmed)
+	for _, moment := range []string{old, at} {
+		get := request{method: "GET", path: "/at/" + moment + inA + "/secrets"}
+		require.Contains(t, s.must(t, 403, get.as("ann")).body, "reaches back to revision "+newest)
+		s.must(t, 200, get.as("root"))
+	}
+	s.must(t, 200, request{method: "GET", path: "/at/" + newest + inA + "/secrets"}.as("ann"))
+	for _, path := range []string{"/changes?fieldSelector=from%3D1", "/versions?fieldSelector=object%3Dsecrets/s"} {
+		a := s.must(t, 200, request{method: "GET", path: historyPath + "/namespaces/a" + path}.as("ann"))
+		require.NotContains(t, a.body, "secrets", path)
+	}
+}
+
+// TestWhatAReachCosts: who may read all namespaces pays nothing to read the past of one, and who may read one little.
+func TestWhatAReachCosts(t *testing.T) {
+	log, counted := eventlogtest.Log(t), bucket.Count(memory.Strict(t))
+	users := withTokens(t)
+	process := func(change func(*projection.Config)) *Server {
+		c := projection.Config{Log: log, Bucket: counted, InlineBytes: 1, History: time.Hour, Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}}
+		change(&c)
+		p, err := projection.Open(c)
+		require.NoError(t, err)
+		of := Config{Authorization: Authorization{Mode: "RBAC"}, Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}}
+		users(&of)
+		s, err := New(of)
+		require.NoError(t, err)
+		return s
+	}
+	writer := process(func(*projection.Config) {})
+	require.NoError(t, writer.Bootstrap(t.Context()))
+	age := func() {
+		applied, err := writer.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, writer.config.Cell.Projection.Retain(t.Context(), applied, applied))
+	}
+	old, _ := writer.makeNamespace(t, later)
+	age()
+	for range 3 {
+		writer.must(t, 200, merging("PATCH", inA+"/secrets/s", `{"stringData":{"k":"x"}}`).as("root"))
+		writer.must(t, 200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"`+writer.newestRevision(t)+`"}}}`).as("root"))
+		age()
+	}
+	reads := func(user string) (n int64) {
+		cold := process(func(c *projection.Config) { c.ReadOnly = true })
+		cold.must(t, 200, request{method: "GET", path: inA + "/secrets/s"}.as(user))
+		before := counted.Counts()
+		cold.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets/s"}.as(user))
+		after := counted.Counts()
+		return after.Get + after.GetRange - before.Get - before.GetRange
+	}
+	require.EqualValues(t, 3, reads("root"))
+	require.LessOrEqual(t, reads("ann"), int64(5))
+}
