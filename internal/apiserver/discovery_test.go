@@ -52,6 +52,31 @@ func TestDiscovery(t *testing.T) {
 	requireSameResources(t, s, "/api/v1", aggregatedAt(t, s, "/api").Items[0].Versions[0])
 }
 
+// What discovery says can be listed and watched is objects, which can be deleted. Programs that mirror a cluster keep
+// all of that; were changes among it, each would be kept for ever, and what such a program writes would be one more. So
+// the watch of changes is served, but not named (row 73).
+func TestOnlyObjectsAreMirrored(t *testing.T) {
+	s := newServer(t)
+	createWidgetCRD(t, s)
+	seen := false
+	for _, path := range []string{"/api", "/apis"} {
+		for _, group := range aggregatedAt(t, s, path).Items {
+			for _, version := range group.Versions {
+				for _, r := range version.Resources {
+					if slices.Contains(r.Verbs, "list") && slices.Contains(r.Verbs, "watch") {
+						require.Contains(t, r.Verbs, "delete", "%s of %s", r.Resource, group.Name)
+					}
+					if group.Name == history.GroupName && r.Resource == "changes" {
+						seen = true
+						require.Equal(t, []string{"list"}, r.Verbs)
+					}
+				}
+			}
+		}
+	}
+	require.True(t, seen)
+}
+
 // Plain discovery states its kind and version as kube-apiserver does: '/api' has no version, groups have no addresses.
 func TestDiscoveryKinds(t *testing.T) {
 	s := newServer(t)

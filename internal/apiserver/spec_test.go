@@ -62,6 +62,11 @@ var groupOrder = []string{
 	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io", history.GroupName,
 }
 
+// unwatched can be watched, but discovery does not say so. Programs that mirror a cluster, such as Argo CD, list and
+// watch whatever discovery says can be, and keep it. Changes are no objects: they never go, and what such a program
+// writes because of one is the next.
+var unwatched = schema.GroupResource{Group: history.GroupName, Resource: "changes"}
+
 // TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve them (row 8).
 func TestSpecIsCurrent(t *testing.T) {
 	if testing.Short() {
@@ -241,6 +246,11 @@ func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {
 		_, version, _ := strings.Cut(strings.TrimPrefix(service.RootPath(), "/api"), "/"+name+"/")
 		if name == "" {
 			version = strings.TrimPrefix(service.RootPath(), "/api/")
+		}
+		for i, r := range list.APIResources {
+			if (schema.GroupResource{Group: name, Resource: r.Name}) == unwatched {
+				list.APIResources[i].Verbs = slices.DeleteFunc(r.Verbs, func(verb string) bool { return verb == "watch" })
+			}
 		}
 		g.Versions = append(g.Versions, spec.Version{Name: version, Resources: list.APIResources})
 	}
