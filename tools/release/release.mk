@@ -3,6 +3,8 @@
 
 GORELEASER ?= $(BIN)/goreleaser
 PLATFORMS  ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+# Who signs releases, as ssh-keygen reads it.
+SIGNERS    ?= tools/release/signers
 # What goreleaser is to leave out: images, where there is no Docker.
 SKIP       ?= $(shell docker version >/dev/null 2>&1 || echo docker)
 # Times in zips are local. One platform after another: two at once would compile the same packages twice.
@@ -19,6 +21,19 @@ release-snapshot: $(GORELEASER) ## binaries, AWS Lambda zips, SBOMs and checksum
 	@for arch in $(patsubst linux/%,%,$(filter linux/%,$(PLATFORMS))); do $(MAKE) --no-print-directory images-logplane-files ARCH=$$arch || exit 1; done
 	@$(RELEASING) release --snapshot --clean --parallelism 1 --timeout 4h --skip=$(SKIP)
 	@cat bin/dist/SHA256SUMS
+
+# KEY is a file, or a public key whose other half an agent or a hardware token has.
+DIST ?= bin/dist
+.PHONY: release-sign
+release-sign: ## sign SHA256SUMS of a release snapshot with the OpenSSH key KEY
+	@test -n "$(KEY)" || { echo "name the key: make release-sign KEY=FILE"; exit 2; }
+	@rm -f $(DIST)/SHA256SUMS.sig
+	@ssh-keygen -Y sign -q -n logplane-release -f $(KEY) $(DIST)/SHA256SUMS
+
+.PHONY: release-verify
+release-verify: ## whether DIST is what a maintainer has signed, as docs/security.md says
+	@ssh-keygen -Y verify -f $(SIGNERS) -I release -n logplane-release -s $(DIST)/SHA256SUMS.sig < $(DIST)/SHA256SUMS
+	@cd $(DIST) && sha256sum --check --strict --ignore-missing --quiet SHA256SUMS
 
 .PHONY: release-check
 release-check: $(GORELEASER) ## whether goreleaser takes .goreleaser.yaml

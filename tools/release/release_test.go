@@ -2,8 +2,13 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/x509"
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -38,6 +43,64 @@ func TestRoots(t *testing.T) {
 	}
 	if !found {
 		t.Fatal("Amazon Root CA 1 is missing")
+	}
+}
+
+// TestSignatures: what a maintainer has signed is verified as docs/security.md says; anything else is refused.
+func TestSignatures(t *testing.T) {
+	dist, keys := t.TempDir(), t.TempDir()
+	run := func(stdin, name string, args ...string) error {
+		c := exec.Command(name, args...)
+		c.Stdin, c.Dir = strings.NewReader(stdin), "../.."
+		out, err := c.CombinedOutput()
+		t.Logf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		return err
+	}
+	write := func(path, text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signers := filepath.Join(keys, "signers")
+	for _, name := range []string{"ours", "theirs"} {
+		if err := run("", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(keys, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	public, err := os.ReadFile(filepath.Join(keys, "ours.pub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(signers, `release namespaces="logplane-release" `+string(public))
+	archive := filepath.Join(dist, "logplane-linux-amd64.tar.gz")
+	write(archive, "a program")
+	sums := fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte("a program")), filepath.Base(archive))
+	write(filepath.Join(dist, "SHA256SUMS"), sums)
+	sign := func(key string) {
+		t.Helper()
+		if err := run("", "make", "--no-print-directory", "release-sign", "DIST="+dist, "KEY="+filepath.Join(keys, key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	verify := func() error {
+		return run("", "make", "--no-print-directory", "release-verify", "DIST="+dist, "SIGNERS="+signers)
+	}
+	sign("theirs")
+	if verify() == nil {
+		t.Error("somebody else may sign")
+	}
+	sign("ours")
+	if err := verify(); err != nil {
+		t.Error(err)
+	}
+	write(archive, "another program")
+	if verify() == nil {
+		t.Error("another program is verified")
+	}
+	write(archive, "a program")
+	write(filepath.Join(dist, "SHA256SUMS"), sums+sums)
+	if verify() == nil {
+		t.Error("another list of sums is verified")
 	}
 }
 
