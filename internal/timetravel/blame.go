@@ -171,7 +171,7 @@ func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []histor
 		if current == oldest && v.Verb != "create" { // what was before is no longer kept
 			revision = "<=" + revision
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t| %s\n", revision, v.CreationTimestamp.UTC().Format(time.RFC3339), t.Text(v.Author()), t.Text(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(table, "%s\t%s\t%s\t| %s\n", revision, v.CreationTimestamp.Local().Format(time.RFC3339), t.Text(v.Author()), t.Text(strings.TrimSuffix(line, "\n")))
 	}
 	return table.Flush()
 }

@@ -86,7 +86,7 @@ func (t *Tool) changeLine(table *tabwriter.Writer, c *history.Change) {
 	if c.Object.Namespace != "" {
 		object = c.Object.Namespace + " " + object
 	}
-	fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, c.CreationTimestamp.Local().Format(time.DateTime),
+	fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, c.CreationTimestamp.Local().Format(time.RFC3339),
 		t.Text(c.Author()), t.Text(cmp.Or(c.Manager, "-")), c.Verb, t.Text(object), t.Text(c.Summary()))
 }
 

@@ -30,7 +30,7 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	fmt.Fprintln(table, "REVISION\tTIME\tUSER\tMANAGER\tVERB\tCHANGED")
 	for i := range list.Items {
 		v := &list.Items[i]
-		fmt.Fprintf(table, "%s\t%s (%s)\t%s\t%s\t%s\t%s\n", v.Name, v.CreationTimestamp.UTC().Format(time.RFC3339),
+		fmt.Fprintf(table, "%s\t%s (%s)\t%s\t%s\t%s\t%s\n", v.Name, v.CreationTimestamp.Local().Format(time.RFC3339),
 			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(v.Author()), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(v.Summary()))
 	}
 	return table.Flush()

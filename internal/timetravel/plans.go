@@ -197,7 +197,7 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 				continue
 			}
 			t.line("create %s as it was before %s deleted it at revision %s, %s", c.Object.In(t.Namespace), c.Author, history.Shorten(c.Revisions),
-				c.Time.UTC().Format(time.RFC3339))
+				c.Time.Local().Format(time.RFC3339))
 			t.notes(c.Notes)
 		}
 	})
