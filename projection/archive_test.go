@@ -102,7 +102,7 @@ func TestGrowingArchive(t *testing.T) {
 	reader, err := Open(Config{Log: log, Bucket: files})
 	require.NoError(t, err)
 	events := 0
-	for _, err := range reader.Archived(t.Context(), Keys{}, 0, applied) {
+	for _, err := range reader.Archived(t.Context(), Keys{}, 0, applied, nil) {
 		require.NoError(t, err)
 		events++
 	}

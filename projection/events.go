@@ -34,7 +34,7 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 		// When a segment was collected, the floor is checked against the last event read: a reader that was overtaken
 		// is told, and never given a stream with a hole.
 		err := v.retry(ctx, func(v *View) error {
-			return v.events(ctx, of, &after, upto, func(e eventlog.Event) bool { return yield(e, nil) })
+			return v.events(ctx, of, &after, upto, taker{yield: func(e eventlog.Event) bool { return yield(e, nil) }})
 		})
 		if err != nil && err != errEnough {
 			yield(eventlog.Event{}, err)
@@ -42,8 +42,20 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 	}
 }
 
-// events yields the events in (*after, upto] and moves after along.
-func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+// taker takes the events that are read.
+type taker struct {
+	// yield is given the events of the keys. If it returns false, no other is read.
+	yield func(eventlog.Event) bool
+	// looked is told of each event that was read, those of other keys too, and of the bytes that it took. If it returns
+	// false, no other is read. Nil is for who reads all there is.
+	looked func(at Revision, bytes int) bool
+}
+
+// done tells that an event was read, and is false if no other is to be read.
+func (t taker) done(at Revision, bytes int) bool { return t.looked == nil || t.looked(at, bytes) }
+
+// events takes the events in (*after, upto] and moves after along.
+func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
 	}
@@ -55,24 +67,32 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 		if upto > v.Applied() {
 			from = v.past
 		}
-		return from.archived(ctx, of, after, upto, yield)
+		return from.archived(ctx, of, after, upto, take)
 	}
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
 	}
-	return v.archived(ctx, of, after, upto, yield)
+	return v.archived(ctx, of, after, upto, take)
 }
 
-// revisionsOf returns the revisions in (after, upto] of the keys' events in segments, ascending. It is nil if more rows
-// would have to be read for them than half of the bytes of those segments. Only above the floor have rows all of them
-// (invariant 11), and of one revision there is nothing to be found out.
-func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision) ([]Revision, error) {
-	if of == (Keys{}) || after < s.root.Floor || upto-after == 1 {
+// indexBytes bounds the bytes of the rows that are read for revisions, decompressed, by who does not read all there is.
+const indexBytes = 4 << 20
+
+// byRows says whether the events of a segment can be found by rows. Only above the floor have rows all of them
+// (invariant 11).
+func (s *snapshot) byRows(events *part) bool { return events.ref.MinRevision > s.root.Floor }
+
+// revisionsOf returns the revisions in (after, upto] of the keys' events in segments above the floor, ascending. It is
+// nil if more rows would have to be read for them than half of the bytes of those segments, and for who does not read
+// all there is, if these are many. Of one revision there is nothing to be found out.
+func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, all bool) ([]Revision, error) {
+	after = max(after, s.root.Floor)
+	if of == (Keys{}) || upto <= after+1 {
 		return nil, nil
 	}
-	most := int64(0)
+	most, raw := int64(0), int64(0)
 	for _, part := range s.events {
-		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
+		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto && s.byRows(part) {
 			most += part.ref.Size
 		}
 	}
@@ -87,8 +107,9 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 			if err != nil {
 				return nil, err
 			}
-			readers, most = append(readers, reader), most-reader.Bytes(of.Start, of.End)
-			if most < 0 {
+			sealed, opened := reader.Bytes(of.Start, of.End)
+			readers, most, raw = append(readers, reader), most-sealed, raw+opened
+			if most < 0 || !all && raw > indexBytes {
 				return nil, nil
 			}
 		}
@@ -113,9 +134,9 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 	return revisions, nil
 }
 
-// events yields the segment's events of the keys in (*after, upto], and moves after along. If their revisions are
+// events takes the segment's events of the keys in (*after, upto], and moves after along. If their revisions are
 // given, it reads and decodes only the blocks that have these.
-func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after *Revision, upto Revision, take taker) error {
 	last, given := min(r.ref.MaxRevision, upto), revisions != nil
 	if *after >= last { // a segment before has brought it there
 		return nil
@@ -159,22 +180,24 @@ func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after 
 		if err := follows(rev, span, after); err != nil {
 			return err
 		}
-		if key == "" || e.Flags&segment.Void != 0 || !of.has(key) {
-			continue
+		if key != "" && e.Flags&segment.Void == 0 && of.has(key) {
+			rec, err := decoder.event(e)
+			if err != nil {
+				return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
+			}
+			if !take.yield(rec.Event) {
+				return errEnough
+			}
 		}
-		rec, err := decoder.event(e)
-		if err != nil {
-			return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
-		}
-		if !yield(rec.Event) {
+		if !take.done(rev, len(e.Value)) {
 			return errEnough
 		}
 	}
 	return follows(last, uint64(last-r.ref.MinRevision)+1, after)
 }
 
-// deliver yields records that must follow the revision without a hole.
-func deliver(records []*record, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+// deliver takes records that must follow the revision without a hole.
+func deliver(records []*record, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
 	}
@@ -185,7 +208,7 @@ func deliver(records []*record, of Keys, after *Revision, upto Revision, yield f
 		if err := follows(r.Revision, r.span, after); err != nil {
 			return err
 		}
-		if r.Op != eventlog.Barrier && !r.void && of.has(r.key) && !yield(r.Event) {
+		if r.Op != eventlog.Barrier && !r.void && of.has(r.key) && !take.yield(r.Event) || !take.done(r.Revision, 0) {
 			return errEnough
 		}
 	}
@@ -201,21 +224,21 @@ func follows(rev Revision, span uint64, after *Revision) error {
 	return nil
 }
 
-func (v *View) tailEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+func (v *View) tailEvents(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	for _, r := range v.tailAfter(*after) {
 		if r.Revision > upto {
 			return nil
 		}
-		if !of.has(r.key) {
-			*after = r.Revision
-			continue
-		}
-		judged, err := v.judged(ctx, r)
-		if err != nil {
-			return err
+		void := !of.has(r.key)
+		if !void {
+			judged, err := v.judged(ctx, r)
+			if err != nil {
+				return err
+			}
+			void = judged.void
 		}
 		*after = r.Revision
-		if !judged.void && !yield(r.Event) {
+		if !void && !take.yield(r.Event) || !take.done(r.Revision, 0) {
 			return errEnough
 		}
 	}

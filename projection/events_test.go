@@ -76,6 +76,66 @@ func TestEventsOfFewKeys(t *testing.T) {
 	}
 }
 
+// TestArchivedTellsWhatItLooksAt: who reads some of the archived events is told of the others too, and may stop there
+// and go on. Of the events above the floor, few are found by their rows, wherever the range begins.
+func TestArchivedTellsWhatItLooksAt(t *testing.T) {
+	quiet(t)
+	c := newCell(t, func(c *Config) { c.InlineBytes, c.History = 1, time.Hour })
+	var own []Revision
+	var floor Revision
+	others := func(n int) {
+		for range n {
+			c.put("a", strings.Repeat(rand.Text(), 100))
+		}
+	}
+	for i := range 20 {
+		others(20)
+		if i%7 == 3 {
+			own = append(own, c.put("z", rand.Text()))
+		}
+		floor = c.commit()
+		if i == 9 {
+			require.NoError(t, c.Retain(c.ctx, floor, 0))
+		}
+	}
+	floor = c.latest().Floor()
+	others(3) // in the tail
+	head := c.latest().Revision()
+	z := OneKey(podKey("z").RowKey())
+	read := func(of Keys, after Revision, most int) (got []Revision, last Revision, looked, bytes int) {
+		last = after
+		for e, err := range c.Archived(c.ctx, of, after, head, func(at Revision, n int) bool {
+			require.Greater(t, at, last)
+			last, looked, bytes = at, looked+1, bytes+n
+			return looked < most
+		}) {
+			require.NoError(t, err)
+			got = append(got, e.Revision)
+		}
+		return got, last, looked, bytes
+	}
+	got, last, looked, bytes := read(Keys{}, 0, 1e6)
+	require.Len(t, got, int(head))
+	require.Equal(t, head, last)
+	require.Equal(t, int(head), looked)
+	require.Greater(t, bytes, 400*2600)
+	got, _, looked, _ = read(z, 0, 1e6)
+	require.Equal(t, own, got)
+	require.GreaterOrEqual(t, looked, int(floor))
+	require.Less(t, looked, int(floor)+30, "above the floor the rows say which events there are")
+	got = nil
+	for after := Revision(0); after < head; {
+		some, last, looked, _ := read(z, after, 50)
+		require.LessOrEqual(t, looked, 50)
+		got = append(got, some...)
+		if looked < 50 {
+			break
+		}
+		after = last
+	}
+	require.Equal(t, own, got)
+}
+
 // The events of a moment between two checkpoints are in the newest root's archive. Where its segments were joined and
 // collected since, that root is read again.
 func TestEventsOfThePastAfterAJoin(t *testing.T) {

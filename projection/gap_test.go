@@ -186,7 +186,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 		_, err := p.Latest(c.ctx)
 		require.NoError(t, err)
 		m.bytes.Store(0)
-		rows, _, err = p.Versions(c.ctx, key, below, 2)
+		rows, _, err = p.Versions(c.ctx, key, below, 2, nil)
 		require.NoError(t, err)
 		return rows, m.bytes.Load()
 	}
@@ -208,7 +208,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	check(first)
 	var all []Revision
 	for below := last + 100; below > 0; {
-		rows, next, err := c.Versions(c.ctx, key, below, 3)
+		rows, next, err := c.Versions(c.ctx, key, below, 3, nil)
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(rows), 3)
 		for _, r := range rows {
@@ -235,7 +235,7 @@ func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 				for e, err := range c.events(c.ctx, of, after, upto) {
 					require.Fail(t, "an event", "%v %v", e, err)
 				}
-				for e, err := range c.Archived(c.ctx, of, after, upto) {
+				for e, err := range c.Archived(c.ctx, of, after, upto, nil) {
 					require.Fail(t, "an event", "%v %v", e, err)
 				}
 			}
@@ -246,7 +246,7 @@ func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 			}
 		}
 		var seen []eventlog.Revision
-		for e, err := range c.Archived(c.ctx, Keys{}, 1, head) {
+		for e, err := range c.Archived(c.ctx, Keys{}, 1, head, nil) {
 			require.NoError(t, err)
 			seen = append(seen, e.Revision)
 		}

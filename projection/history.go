@@ -220,7 +220,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	var decoder recordDecoder
 	var failed error
 	after := v.Applied()
-	err := v.past.archived(ctx, keys, &after, at, func(e eventlog.Event) bool {
+	err := v.past.archived(ctx, keys, &after, at, taker{yield: func(e eventlog.Event) bool {
 		var r *record
 		r, failed = decoder.keyed(newRecord(e).keyEntry())
 		if failed != nil {
@@ -236,7 +236,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 			failed = ErrTooMuch
 		}
 		return failed == nil
-	})
+	}})
 	if err = cmp.Or(failed, err); err != nil {
 		return nil, fmt.Errorf("fold the events from %d to %d: %w", v.Applied(), at, err)
 	}
@@ -289,42 +289,46 @@ func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision,
 // archiveStart is the revision after which all events up to the head are still kept.
 func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
 
-// archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
+// archived takes the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
 // void events, barriers, and what a rule has let go (pastOf). It is ErrExpired if the range begins below archiveStart,
 // unless it is empty. If few keys are wanted, it asks their rows first, which are found by key, for the revisions.
-func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
 	}
 	if len(s.root.Trimmed) > 0 { // what is inline, or was just written, may be there yet
-		all := yield
-		yield = func(e eventlog.Event) bool { return e.Revision <= s.root.keptFrom(e.Key.RowKey()) || all(e) }
+		all := take.yield
+		take.yield = func(e eventlog.Event) bool { return e.Revision <= s.root.keptFrom(e.Key.RowKey()) || all(e) }
 	}
 	start := s.root.archiveStart()
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
 	}
-	revisions, err := s.revisionsOf(ctx, of, *after, upto)
+	revisions, err := s.revisionsOf(ctx, of, *after, upto, take.looked == nil)
 	if err != nil {
 		return err
 	}
 	for part, err := range s.archive(ctx, *after, upto) {
-		if err == nil {
-			err = part.events(ctx, of, revisions, after, upto, yield)
-		}
 		if err != nil {
 			return err
 		}
+		known := revisions
+		if !s.byRows(part) {
+			known = nil
+		}
+		if err := part.events(ctx, of, known, after, upto, take); err != nil {
+			return err
+		}
 	}
-	return deliver(s.records, of, after, upto, yield)
+	return deliver(s.records, of, after, upto, take)
 }
 
-// archived yields what the snapshot has, and then the tail's.
-func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	if err := v.snap.archived(ctx, of, after, upto, yield); err != nil || *after >= upto {
+// archived takes what the snapshot has, and then the tail's.
+func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
+	if err := v.snap.archived(ctx, of, after, upto, take); err != nil || *after >= upto {
 		return err
 	}
-	return v.tailEvents(ctx, of, after, upto, yield)
+	return v.tailEvents(ctx, of, after, upto, take)
 }
 
 // RevisionAt is the newest revision that the log had at the time: the last up to which no event is of after the time.
@@ -442,10 +446,10 @@ func (v *View) timeOf(ctx context.Context, at Revision) (nanos int64, err error)
 // eventFrom returns the first event in [from, upto] that is not void and that is wanted.
 func (v *View) eventFrom(ctx context.Context, from, upto Revision, wanted func(eventlog.Event) bool) (first eventlog.Event, found bool, err error) {
 	after := from - 1
-	err = v.archived(ctx, Keys{}, &after, upto, func(e eventlog.Event) bool {
+	err = v.archived(ctx, Keys{}, &after, upto, taker{yield: func(e eventlog.Event) bool {
 		first, found = e, wanted(e)
 		return !found
-	})
+	}})
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
@@ -476,10 +480,10 @@ func (v *View) allHistory(ctx context.Context, key string) (rows []Row, err erro
 		}
 	}
 	after := v.archiveStart()
-	err = v.archived(ctx, OneKey(key), &after, v.Floor(), func(e eventlog.Event) bool {
+	err = v.archived(ctx, OneKey(key), &after, v.Floor(), taker{yield: func(e eventlog.Event) bool {
 		rows = append(rows, newRecord(e).row())
 		return true
-	})
+	}})
 	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Revision, a.Revision) })
 	return slices.CompactFunc(rows, func(a, b Row) bool { return a.Revision == b.Revision }), err
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // One checkpoint an hour for a day, and one a day for a month.
@@ -174,7 +177,7 @@ func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 	}
 	below := ^Revision(0)
 	for calls := 0; below > 0; calls++ {
-		rows, next, err := p.Versions(t.Context(), key, below, 3)
+		rows, next, err := p.Versions(t.Context(), key, below, 3, nil)
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(rows), 3)
 		require.Less(t, next, below)
@@ -202,7 +205,12 @@ func TestVersionsHoldSomeMiB(t *testing.T) {
 	}
 	var got []Revision
 	for below := ^Revision(0); below > 0; {
-		rows, next, err := c.Versions(c.ctx, podKey("a").RowKey(), below, 500)
+		looked := 0
+		rows, next, err := c.Versions(c.ctx, podKey("a").RowKey(), below, 500, func(_ Revision, bytes int) bool {
+			looked += bytes
+			return true
+		})
+		require.GreaterOrEqual(t, looked, len(rows)*size)
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(rows), versionBytes/size)
 		for _, r := range rows {
@@ -211,6 +219,75 @@ func TestVersionsHoldSomeMiB(t *testing.T) {
 		below = next
 	}
 	require.Equal(t, want, got)
+}
+
+// Of small versions that lie far apart, what is returned holds only itself in memory, and not what was read with it.
+func TestVersionsHoldThemselves(t *testing.T) {
+	const versions = 64
+	c := newCell(t, archived, func(c *Config) { c.Budget = cache.NewBudget(1 << 20) })
+	c.put("b", "")
+	c.commit() // and its checkpoint
+	for range versions {
+		c.put("a", crand.Text())
+		noise := make([]byte, 60<<10) // with the version, a block
+		_, _ = crand.Read(noise)
+		c.put("b", string(noise))
+	}
+	c.expire()
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	rows, _, err := c.Versions(c.ctx, podKey("a").RowKey(), ^Revision(0), versions, nil)
+	require.NoError(t, err)
+	require.Len(t, rows, versions)
+	with := held()
+	runtime.KeepAlive(rows)
+	without := held()
+	require.Less(t, with, without+1<<20)
+}
+
+// Where nothing names the version before, archived events are read some at a time: of an object that was gone for long,
+// and with bytes that are bounded too.
+func TestVersionsLookSomeEventsFar(t *testing.T) {
+	for name, size := range map[string]int{"many": 0, "large": 1 << 19} {
+		t.Run(name, func(t *testing.T) {
+			c := newCell(t, archived)
+			c.put("b", "")
+			c.commit() // and its checkpoint
+			want := []Revision{c.put("a", "1")}
+			want = append([]Revision{c.remove("a")}, want...)
+			others := 3 * gapEvents
+			if size > 0 {
+				others = 6 * gapBytes / size
+			}
+			for range others {
+				c.put("b", strings.Repeat("x", size))
+			}
+			want = append([]Revision{c.put("a", "2")}, want...)
+			c.expire()
+			var got []Revision
+			calls := 0
+			for below := ^Revision(0); below > 0; calls++ {
+				events, bytes := 0, 0
+				rows, next, err := c.Versions(c.ctx, podKey("a").RowKey(), below, 10, func(_ Revision, n int) bool {
+					events, bytes = events+1, bytes+n
+					return events < 10
+				})
+				require.NoError(t, err)
+				require.LessOrEqual(t, events, 2*gapEvents)
+				require.LessOrEqual(t, bytes, 4*gapBytes)
+				for _, r := range rows {
+					got = append(got, r.Revision)
+				}
+				below = next
+			}
+			require.Equal(t, want, got)
+			require.Greater(t, calls, 2)
+		})
+	}
 }
 
 // What a checkpoint pins is collected once no rule wants it any more.

@@ -366,7 +366,7 @@ func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 	c.t.Helper()
 	counted := bucket.Count(b)
 	p := c.over(counted, archived)
-	rows, next, err := p.Versions(c.ctx, podKey("a").RowKey(), math.MaxUint64, 1000)
+	rows, next, err := p.Versions(c.ctx, podKey("a").RowKey(), math.MaxUint64, 1000, nil)
 	require.NoError(c.t, err)
 	require.Zero(c.t, next)
 	for _, r := range slices.Backward(rows) {

@@ -436,7 +436,7 @@ func TestRandomHistoriesOfSmallParts(t *testing.T) {
 				rows, err := p.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
 				rows = slices.DeleteFunc(rows, func(row Row) bool { return row.Void || row.Revision <= p.Current().Floor() })
-				versions, _, err := p.Versions(r.ctx, podKey(name).RowKey(), ^Revision(0), len(rows))
+				versions, _, err := p.Versions(r.ctx, podKey(name).RowKey(), ^Revision(0), len(rows), nil)
 				require.NoError(t, err)
 				require.Equal(t, revisionsOf(rows), revisionsOf(versions), name)
 			}

@@ -98,7 +98,7 @@ func TestAMomentIsOfOneRoot(t *testing.T) {
 		},
 		"changes": func(c *cell, p *Projection, _ *View, made, changed Revision) error {
 			n, said := 0, error(nil)
-			for _, err := range p.Archived(c.ctx, Keys{}, made-1, changed) {
+			for _, err := range p.Archived(c.ctx, Keys{}, made-1, changed, nil) {
 				if errors.Is(err, ErrTrimmed) {
 					said = err
 					continue

@@ -182,7 +182,7 @@ func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			after, got := Revision(4), []Revision(nil)
-			err := deliver(c.records, Keys{}, &after, 100, func(e eventlog.Event) bool { got = append(got, e.Revision); return true })
+			err := deliver(c.records, Keys{}, &after, 100, taker{yield: func(e eventlog.Event) bool { got = append(got, e.Revision); return true }})
 			require.Equal(t, c.want, got)
 			if c.hole {
 				require.ErrorContains(t, err, "a hole")

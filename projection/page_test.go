@@ -111,7 +111,7 @@ func TestArchiveOfPages(t *testing.T) {
 			require.Equal(t, fmt.Sprint("v", at-1), string(row.Value))
 		}
 		var events []Revision
-		for e, err := range p.Archived(c.ctx, Keys{}, from, all) {
+		for e, err := range p.Archived(c.ctx, Keys{}, from, all, nil) {
 			require.NoError(t, err)
 			events = append(events, e.Revision)
 		}
@@ -119,7 +119,7 @@ func TestArchiveOfPages(t *testing.T) {
 		history, err := p.History(c.ctx, key)
 		require.NoError(t, err)
 		history = slices.DeleteFunc(history, func(row Row) bool { return row.Revision < from-3 }) // rows that compaction has left
-		versions, _, err := p.Versions(c.ctx, key, ^Revision(0), len(history))
+		versions, _, err := p.Versions(c.ctx, key, ^Revision(0), len(history), nil)
 		require.NoError(t, err)
 		require.Equal(t, revisionsOf(history), revisionsOf(versions))
 		_, found, err := p.EventAt(c.ctx, key, from+1)

@@ -356,10 +356,10 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	var failed error
 	after := base.root.Applied
 	// Base and events are of one root: a newer one may have forgotten or trimmed what the base still has.
-	err := newest.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
+	err := newest.archived(ctx, Keys{}, &after, f.at, taker{yield: func(e eventlog.Event) bool {
 		failed = fold(newRecord(e))
 		return failed == nil
-	})
+	}})
 	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}

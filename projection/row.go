@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -42,6 +43,17 @@ type Row struct {
 	TTL uint32
 	// Author of the event.
 	Author eventlog.Author
+}
+
+// Clone returns a copy for who keeps it. A row as it is read holds all that was read with it in memory.
+func (r Row) Clone() Row {
+	r.Value = bytes.Clone(r.Value)
+	id, by := &r.ID, &r.Author
+	for _, s := range []*string{&r.Key, &r.RequestID, &r.ContentType, &id.Cluster, &id.Prefix, &id.Group, &id.Resource, &id.Namespace, &id.Name,
+		&by.User, &by.As, &by.Agent, &by.Cause.User, &by.Cause.As} {
+		*s = strings.Clone(*s)
+	}
+	return r
 }
 
 // record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Both kinds of

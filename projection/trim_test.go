@@ -114,7 +114,7 @@ func TestTrim(t *testing.T) {
 				}
 				var got []string
 				for below := ^Revision(0); below > 0; {
-					rows, next, err := p.Versions(r.ctx, r.key(name).RowKey(), below, 3)
+					rows, next, err := p.Versions(r.ctx, r.key(name).RowKey(), below, 3, nil)
 					require.NoError(t, err)
 					for _, row := range rows {
 						if row.Revision > keptFrom[r.prefix(name)] {

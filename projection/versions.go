@@ -15,6 +15,12 @@ const (
 	visited = 16
 	// versionBytes is how many bytes of versions one call returns, but for the last of them.
 	versionBytes = 4 << 20
+	// gapEvents and gapBytes are how much of the archived events no checkpoint reaches back to is read at a time. These
+	// are read forwards, and wanted backwards.
+	gapEvents = 1024
+	gapBytes  = versionBytes
+	// visitBytes is what a visit counts for, as it asks the bucket: about a block.
+	visitBytes = 64 << 10
 )
 
 // Versions returns the newest versions of a key below a revision, newest first, tombstones included and void events
@@ -22,14 +28,16 @@ const (
 // below which a further call goes on, 0 if nothing older is kept. It holds some MiB, however large the versions are.
 //
 // Each event names the one before it, so what has left the snapshot is found event by event. Only what was there before
-// an object was made must be looked for, in the checkpoints and in the archived events between them.
-func (p *Projection) Versions(ctx context.Context, key string, below Revision, limit int) (rows []Row, next Revision, err error) {
+// an object was made must be looked for, in the checkpoints and in the archived events between them. Looked is told
+// what is read, as that of Archived, and may be nil.
+func (p *Projection) Versions(ctx context.Context, key string, below Revision, limit int,
+	looked func(at Revision, bytes int) bool) (rows []Row, next Revision, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	err = v.retry(ctx, func(v *View) error {
-		s := versionSearch{view: v, key: key, below: below, limit: limit}
+		s := versionSearch{view: v, key: key, below: below, limit: limit, looked: looked}
 		err := s.run(ctx)
 		rows, next = s.rows, s.below
 		return err
@@ -42,8 +50,11 @@ type versionSearch struct {
 	view  *View
 	key   string
 	limit int
-	rows  []Row
-	bytes int // of the rows
+	// looked is that of Versions, and stopped says that it was false.
+	looked  func(at Revision, bytes int) bool
+	stopped bool
+	rows    []Row
+	bytes   int // of the rows
 	// below is the revision below which everything is still to be looked for, 0 at the end.
 	below Revision
 	// before is the event before the last that was found, 0 if that does not name one.
@@ -70,6 +81,7 @@ func (s *versionSearch) run(ctx context.Context) error {
 			return nil
 		}
 		visits++
+		s.look(s.below, visitBytes)
 		if err := s.older(ctx); err != nil {
 			return err
 		}
@@ -80,13 +92,23 @@ func (s *versionSearch) run(ctx context.Context) error {
 	return nil
 }
 
-func (s *versionSearch) enough() bool { return len(s.rows) >= s.limit || s.bytes >= versionBytes }
+func (s *versionSearch) enough() bool {
+	return s.stopped || len(s.rows) >= s.limit || s.bytes >= versionBytes
+}
 
-// take takes the next row.
+// look tells of what was read.
+func (s *versionSearch) look(at Revision, bytes int) {
+	if s.looked != nil && !s.looked(at, bytes) {
+		s.stopped = true
+	}
+}
+
+// take takes the next row. It is a copy: of versions that lie far apart, each would hold its whole block in memory.
 func (s *versionSearch) take(r Row) {
-	s.rows = append(s.rows, r)
+	s.rows = append(s.rows, r.Clone())
 	s.bytes += len(r.Value)
 	s.below, s.before = r.Revision, r.Base
+	s.look(r.Revision, len(r.Value))
 }
 
 // takeFrom takes what the view alone has below s.below, until there are enough. It ends with the newest version at or
@@ -186,10 +208,10 @@ func (v *View) eventAt(ctx context.Context, key string, at Revision) (row Row, f
 	if after < v.archiveStart() {
 		return Row{}, false, nil
 	}
-	err = v.archived(ctx, OneKey(key), &after, at, func(e eventlog.Event) bool {
+	err = v.archived(ctx, OneKey(key), &after, at, taker{yield: func(e eventlog.Event) bool {
 		row, found = newRecord(e).row(), true
 		return true
-	})
+	}})
 	return row, found, err
 }
 
@@ -237,36 +259,53 @@ func (s *versionSearch) older(ctx context.Context) error {
 		start = r.Checkpoints[index-1].Revision
 	}
 	after := max(start, s.view.archiveStart())
-	if after+1 < s.below { // else nothing is kept in between
-		var last []Row // of all in between, as many as are wanted
-		size := s.bytes
-		err := s.view.archived(ctx, OneKey(s.key), &after, s.below-1, func(e eventlog.Event) bool {
-			last = append(last, newRecord(e).row())
-			size += len(e.Body)
-			for len(last) > 1 && (len(last) > s.limit-len(s.rows) || size-len(last[0].Value) >= versionBytes) {
-				size -= len(last[0].Value)
-				last = slices.Delete(last, 0, 1)
-			}
-			return true
-		})
-		if err != nil {
-			return err
-		}
-		for _, row := range slices.Backward(last) {
-			s.take(row)
-		}
-		if len(last) > 0 {
-			return nil
-		}
+	if after+1 >= s.below { // nothing is kept in between
+		s.below = start + 1
+		return nil
 	}
-	s.below = start + 1
+	return s.gap(ctx, max(after, s.below-1-min(s.below-1, gapEvents)))
+}
+
+// gap takes the archived events after a revision, or the newest of them if that is too much to read.
+func (s *versionSearch) gap(ctx context.Context, after Revision) error {
+	var last []Row // as many as are wanted
+	size, read, from := s.bytes, 0, after
+	err := s.view.archived(ctx, OneKey(s.key), &from, s.below-1, taker{func(e eventlog.Event) bool {
+		last = append(last, newRecord(e).row().Clone())
+		size += len(e.Body)
+		for len(last) > 1 && (len(last) > s.limit-len(s.rows) || size-len(last[0].Value) >= versionBytes) {
+			size -= len(last[0].Value)
+			last = slices.Delete(last, 0, 1)
+		}
+		return true
+	}, func(at Revision, bytes int) bool {
+		s.look(at, bytes)
+		read += bytes
+		return read < gapBytes || after+1 == s.below-1
+	}})
+	if errors.Is(err, errEnough) {
+		return s.gap(ctx, after+(s.below-after)/2)
+	}
+	if err != nil {
+		return err
+	}
+	for _, row := range slices.Backward(last) {
+		s.take(row)
+	}
+	if len(last) == 0 {
+		s.below = after + 1
+	}
 	return nil
 }
 
 // Archived yields every event of the keys in (after, upto] that is not void, in order, wherever it is still kept: below
 // the floor, too. Before events of which a rule has let some go, it yields ErrTrimmed without an event, and goes on. It
 // is ErrExpired if the range begins below what is kept, and fails if upto is above the head.
-func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
+//
+// Looked, unless it is nil, is told of each event that was read, those of other keys too, and of the bytes that it
+// took. If it returns false, Archived ends: it has yielded all that there is up to that event.
+func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision,
+	looked func(at Revision, bytes int) bool) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		said := map[trim]bool{}
 		v, err := p.AtLeast(ctx, upto)
@@ -280,7 +319,7 @@ func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision
 						}
 					}
 				}
-				return v.archived(ctx, of, &after, upto, func(e eventlog.Event) bool { return yield(e, nil) })
+				return v.archived(ctx, of, &after, upto, taker{func(e eventlog.Event) bool { return yield(e, nil) }, looked})
 			})
 		}
 		if err != nil && !errors.Is(err, errEnough) {

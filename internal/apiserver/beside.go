@@ -80,7 +80,7 @@ func (s *Server) Deletion(ctx context.Context, o dependents.Object) (cause event
 search:
 	for below := projection.Revision(math.MaxUint64); below > 0; {
 		var rows []projection.Row
-		rows, below, err = s.config.Cell.Projection.Versions(ctx, key, below, deletionPage)
+		rows, below, err = s.config.Cell.Projection.Versions(ctx, key, below, deletionPage, nil)
 		if err != nil {
 			return eventlog.Cause{}, false, fmt.Errorf("look for the deletion of %s: %w", o, err)
 		}

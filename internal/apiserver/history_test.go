@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
@@ -496,4 +497,62 @@ func TestChangesAreWatched(t *testing.T) {
 	a := s.must(t, 200, request{method: "GET", path: "/at/" + moment + historyPath + "/changes?watch=true&fieldSelector=resource%3Dconfigmaps&resourceVersion=" + head, accept: table}.as("root"))
 	require.Equal(t, 6, strings.Count(a.body, `"ADDED"`), a.body)
 	require.Contains(t, a.body, `"configmaps/elsewhere"`)
+}
+
+// fill appends many small events of a hundred ConfigMaps, and lets them be below the floor.
+func fill(t *testing.T, s *Server, events int, text string) {
+	p := s.config.Cell.Projection
+	for n := 0; n < events; {
+		v, err := p.Latest(t.Context())
+		require.NoError(t, err)
+		var writes []projection.Write
+		for range min(100, events-n) {
+			key := s.stores.Key(corev1.Resource("configmaps"), "default", fmt.Sprint("filler-", n%100))
+			state, err := v.State(t.Context(), key)
+			require.NoError(t, err)
+			writes = append(writes, state.Put("application/json", []byte(text), 0))
+			n++
+		}
+		_, err = v.Append(t.Context(), fmt.Sprint("fill-", n), writes...)
+		require.NoError(t, err)
+	}
+	applied, err := p.Commit(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, p.Retain(t.Context(), applied, applied))
+}
+
+// TestChangesThatMatchNothing: what is looked at for nothing counts for a page, and takes a turn if it is much.
+func TestChangesThatMatchNothing(t *testing.T) {
+	for name, of := range map[string]struct {
+		events, pages int
+		text          string
+	}{"many": {45_000, 3, "{}"}, "large": {150, 5, strings.Repeat("x", 1<<20)}} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t, withTokens(t), func(c *Config) {
+				p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
+				require.NoError(t, err)
+				c.Cell.Projection, c.Requests = p, RequestLimits{Timeout: time.Second}
+			})
+			const none = historyPath + "/namespaces/default/changes?fieldSelector=from%3D0,"
+			s.must(t, 200, request{method: "GET", path: none + "resource%3Dsecrets"}.as("ann"))
+			fill(t, s, of.events, of.text)
+			func() {
+				taken, err := s.heavy.take(t.Context(), "ann")
+				require.NoError(t, err)
+				defer taken.end()
+				s.must(t, 429, request{method: "GET", path: none + "resource%3Dsecrets"}.as("ann"))
+			}()
+			for _, selected := range []string{"resource%3Dsecrets", "object%3Dsecrets/none", "object%3Dconfigmaps/none", "user%3Dnobody"} {
+				pages := 1
+				for token := ""; ; pages++ {
+					list := s.versions(t, 200, "bob", none+selected+"&continue="+token)
+					require.Empty(t, list.Items)
+					if token = list.Continue; token == "" {
+						break
+					}
+				}
+				require.Equal(t, of.pages, pages, selected)
+			}
+		})
+	}
 }

@@ -184,7 +184,7 @@ func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Rev
 		}
 	}
 	for oldest := row; ; {
-		rows, next, err := s.config.Cell.Projection.Versions(ctx, row.Key, oldest.Revision, sincePage)
+		rows, next, err := s.config.Cell.Projection.Versions(ctx, row.Key, oldest.Revision, sincePage, nil)
 		if err != nil {
 			return life{}, err
 		}

@@ -107,12 +107,13 @@ func (r *Reader) Summary() Summary { return r.footer.Summary }
 // Blocks is how many blocks the segment has.
 func (r *Reader) Blocks() int { return len(r.footer.blocks) }
 
-// Bytes is how many bytes of the file a scan from start to end reads.
-func (r *Reader) Bytes(start, end string) (bytes int64) {
+// Bytes is how many bytes of the file a scan from start to end reads, and how many these are decompressed.
+func (r *Reader) Bytes(start, end string) (bytes, raw int64) {
 	for c := r.Scan(start, end); c.wanted(c.block); c.block++ {
-		bytes += int64(r.footer.blocks[c.block].size)
+		b := &r.footer.blocks[c.block]
+		bytes, raw = bytes+int64(b.size), raw+int64(b.raw)
 	}
-	return bytes
+	return bytes, raw
 }
 
 // mayHold reports whether the segment may have the key; false is certain.

@@ -46,7 +46,7 @@ func (r *request) doPast(ctx context.Context, store storage.Interface) error {
 		if _, err := p.Latest(ctx); err != nil {
 			return err
 		}
-		for e, err := range p.Archived(ctx, keys, eventlog.Revision(r.after), eventlog.Revision(r.at)) {
+		for e, err := range p.Archived(ctx, keys, eventlog.Revision(r.after), eventlog.Revision(r.at), nil) {
 			if errors.Is(err, projection.ErrTrimmed) {
 				r.warned = append(r.warned, err.Error())
 				continue

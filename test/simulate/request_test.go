@@ -301,7 +301,7 @@ func (r *request) do(ctx context.Context) error {
 func (p *process) trims(ctx context.Context) (said []string) {
 	for _, kind := range kinds {
 		keys := projection.Keys{Start: "main/" + kind + "/", End: projection.PrefixEnd("main/" + kind + "/")}
-		for _, err := range p.projection.Archived(ctx, keys, 0, 1) {
+		for _, err := range p.projection.Archived(ctx, keys, 0, 1, nil) {
 			if !errors.Is(err, projection.ErrTrimmed) {
 				break
 			}

@@ -104,27 +104,58 @@ func (*store) Destroy() {}
 func (*store) NamespaceScoped() bool { return true }
 
 // A page ends after so many versions, or when it was made from so many bytes: each version may be as large as an
-// object, and is compared with the one before. It ends, too, after so many events that were looked at for nothing.
+// object, and is compared with the one before. It ends, too, after so many events and bytes that were looked at, also
+// for nothing.
 const (
 	mostVersions = 500
 	mostBytes    = 4 << 20
-	mostEvents   = 50_000
-	// heavyPage is how many bytes keep a processor busy for some milliseconds. A page of more takes a turn.
-	heavyPage = 256 << 10
+	mostEvents   = 20_000
+	mostRead     = 32 << 20
+	// eventRead is what an event counts for that is read alone: about the block in which it is.
+	eventRead = 64 << 10
+	// heavyPage and heavyEvents keep a processor busy for some milliseconds. A page of more takes a turn.
+	heavyPage   = 256 << 10
+	heavyEvents = 1000
 )
 
 // page is what one page has taken, and the schemas of custom resources that it has met.
 type page struct {
-	bytes, events int
-	schemas       schemas
+	// bytes are those that were decoded or are answered, and read those of events that were looked at.
+	bytes, read, events int
+	// last is the newest revision up to which everything was looked at.
+	last projection.Revision
+	// heavy says that the page has waited for its turn, and failed why it could not.
+	heavy  bool
+	failed error
+
+	schemas schemas
 }
 
 // spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
 // the request has ended.
 func (p *page) spend(ctx context.Context, bytes int) error {
-	before := p.bytes
 	p.bytes += bytes
-	if before <= heavyPage && p.bytes > heavyPage {
+	return p.turn(ctx)
+}
+
+// look counts an event that was read, wanted or not. It is false if no other may be.
+func (p *page) look(ctx context.Context, at projection.Revision, bytes int) bool {
+	p.events, p.read, p.last = p.events+1, p.read+bytes, at
+	p.failed = p.turn(ctx)
+	return p.failed == nil && !p.full()
+}
+
+// looked is look for who reads events.
+func (p *page) looked(ctx context.Context) func(projection.Revision, int) bool {
+	return func(at projection.Revision, bytes int) bool { return p.look(ctx, at, bytes) }
+}
+
+// full says that a page has cost what one may.
+func (p *page) full() bool { return p.bytes > mostBytes || p.read > mostRead || p.events >= mostEvents }
+
+func (p *page) turn(ctx context.Context) error {
+	if !p.heavy && (p.bytes > heavyPage || p.read > heavyPage || p.events > heavyEvents) {
+		p.heavy = true
 		if err := kubestore.TakeTurn(ctx); err != nil {
 			return err
 		}
@@ -259,7 +290,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 	if err != nil || at == 0 || projection.Revision(at) > head {
 		return nil, missing
 	}
-	for e, err := range r.Cell.Projection.Archived(ctx, projection.Keys{}, projection.Revision(at)-1, projection.Revision(at)) {
+	for e, err := range r.Cell.Projection.Archived(ctx, projection.Keys{}, projection.Revision(at)-1, projection.Revision(at), nil) {
 		if errors.Is(err, projection.ErrTrimmed) { // perhaps of other objects
 			continue
 		}
@@ -313,8 +344,12 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if q.after > 0 {
 		below = min(below, q.after)
 	}
+	page := page{schemas: schemas{}}
 	// One row more than is wanted: the last is compared with it.
-	rows, next, err := r.Cell.Projection.Versions(ctx, key.RowKey(), below, q.limit+1)
+	rows, next, err := r.Cell.Projection.Versions(ctx, key.RowKey(), below, q.limit+1, page.looked(ctx))
+	if page.failed != nil {
+		return nil, page.failed
+	}
 	if err != nil {
 		return nil, readError(ctx, err)
 	}
@@ -336,7 +371,6 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
-	page := page{schemas: schemas{}}
 	for i, row := range rows[:end] {
 		allowed, err := rights.get(ctx, row.ID, row.Revision) // what is stored there may be another group's
 		if err != nil {
@@ -408,7 +442,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
-	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto) {
+	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto, page.looked(ctx)) {
 		if errors.Is(err, projection.ErrTrimmed) { // of some of the keys: the others' events follow
 			warning.AddWarning(ctx, "", err.Error())
 			continue
@@ -416,7 +450,6 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 		if err != nil {
 			return nil, readError(ctx, err)
 		}
-		page.events++
 		made, err := r.change(ctx, &q, rights, &page, e, last)
 		if err != nil {
 			return nil, err
@@ -424,12 +457,16 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 		if made != nil {
 			list.Items = append(list.Items, *made)
 		}
-		if len(list.Items) >= q.limit || page.bytes > mostBytes || page.events >= mostEvents {
-			if e.Revision < upto {
-				list.Continue = fmt.Sprintf("%d.%d", e.Revision, upto)
-			}
+		if len(list.Items) >= q.limit {
+			page.last = e.Revision
 			break
 		}
+	}
+	if page.failed != nil {
+		return nil, page.failed
+	}
+	if (page.full() || len(list.Items) >= q.limit) && page.last < upto {
+		list.Continue = fmt.Sprintf("%d.%d", page.last, upto)
 	}
 	return list, nil
 }
@@ -448,6 +485,7 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	if err != nil || !allowed {
 		return nil, err
 	}
+	row = row.Clone() // it is kept
 	var before *projection.Row
 	if known, ok := last[row.Key]; ok {
 		before = &known
@@ -628,7 +666,7 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	v.Cause = CauseOf(row.Author)
 	v.Name, v.Namespace, v.CreationTimestamp = fmt.Sprint(uint64(row.Revision)), row.ID.Namespace, metav1.NewTime(row.Time)
 	v.ResourceVersion = v.Name
-	before, err := s.before(ctx, v, row, before)
+	before, err := s.before(ctx, page, v, row, before)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -701,12 +739,13 @@ func (s *store) both(ctx context.Context, page *page, row projection.Row, before
 }
 
 // before returns the version that the row replaced, nil if there is none or it is no longer kept.
-func (s *store) before(ctx context.Context, v *Version, row projection.Row, before *projection.Row) (*projection.Row, error) {
+func (s *store) before(ctx context.Context, page *page, v *Version, row projection.Row, before *projection.Row) (*projection.Row, error) {
 	if row.Base == 0 {
 		return nil, nil
 	}
 	v.Before = fmt.Sprint(uint64(row.Base))
 	if before == nil || before.Revision != row.Base {
+		page.read += eventRead
 		found, ok, err := s.Cell.Projection.EventAt(ctx, row.Key, row.Base)
 		if err == nil && !ok {
 			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)

@@ -62,22 +62,32 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 }
 
 // wasNamespaced reports the scope of custom resources whose definition is gone, by the definition's last version. Where
-// that is no longer kept they are taken to be in namespaces.
+// that is no longer kept, or a page finds none, they are taken to be in namespaces.
 func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (bool, error) {
 	head, err := s.head(ctx)
 	if err != nil {
 		return false, err
 	}
 	key := s.Stores.Key(customresources.Resource, "", of.String())
-	rows, _, err := s.Cell.Projection.Versions(ctx, key.RowKey(), head+1, 1)
-	if err != nil && !errors.Is(err, projection.ErrExpired) && !errors.Is(err, projection.ErrTrimmed) {
-		return false, readError(ctx, err)
+	var rows []projection.Row
+	looking := &page{}
+	for below := head + 1; below > 0 && len(rows) == 0 && !looking.full(); {
+		rows, below, err = s.Cell.Projection.Versions(ctx, key.RowKey(), below, 1, looking.looked(ctx))
+		if looking.failed != nil {
+			return false, looking.failed
+		}
+		if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTrimmed) {
+			break
+		}
+		if err != nil {
+			return false, readError(ctx, err)
+		}
 	}
 	if len(rows) == 0 {
 		return true, nil
 	}
 	row := rows[0]
-	before, err := s.before(ctx, &Version{}, row, nil)
+	before, err := s.before(ctx, looking, &Version{}, row, nil)
 	if err != nil {
 		return false, err
 	}
