@@ -26,7 +26,6 @@ type Pending struct {
 	keys       []*pendingKey
 	byKey      map[string]*pendingKey
 	byRevision map[Revision]*pendingKey
-	bytes      int
 }
 
 // pendingKey is what was written to one key.
@@ -67,9 +66,6 @@ func (p *Pending) Len() int {
 	return n
 }
 
-// Bytes is how much has been written, also what was replaced since.
-func (p *Pending) Bytes() int { return p.bytes }
-
 // nothing says that an object was made and deleted again, so that nothing has to be written.
 func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eventlog.Deleted }
 
@@ -105,7 +101,6 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 		}
 		k.last, k.record = w, r
 		p.byRevision[r.Revision] = k
-		p.bytes += len(w.event.Body)
 		shown.tail.byKey.ReplaceOrInsert(r)
 		shown.tail.at.Revision = r.Revision
 	}

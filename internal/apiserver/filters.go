@@ -174,8 +174,13 @@ func withOptions(h http.Handler) http.Handler {
 	})
 }
 
-// turnTime is how long a read may have its turn. A slow client may take longer than that to receive the answer.
-const turnTime = time.Second
+const (
+	// turnTime is how long a read may have its turn. A slow client may take longer than that to receive the answer. A
+	// write of several objects lets others have theirs so often.
+	turnTime = time.Second
+	// writeTime is how long a write may have its turn. None should take that long for one object.
+	writeTime = 10 * time.Second
+)
 
 // withPlaces serves a request once it has a place. So a burst takes neither all memory nor the
 // time of other users. A watch has a place only while it starts. Members of system:masters are
@@ -214,11 +219,10 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		if isWatch { // it is served after this function returns, and gives its place back by itself
 			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
 		} else {
-			working := &work{place: p, heavy: s.heavy}
+			working := &work{place: p, heavy: s.heavy, longest: turnTime}
 			if mutating { // a client may take long to receive the answer
 				w = responsewriter.WrapForHTTP1Or2(&answering{w, func() { working.endTurn() }})
-			} else {
-				working.longest = turnTime
+				working.longest, working.slice = writeTime, turnTime
 			}
 			defer working.end()
 			ctx = kubestore.WithPlace(ctx, working)

@@ -59,11 +59,15 @@ type work struct {
 	// heavy are the places for turns. It is nil if the request's own place is already one for work that keeps a
 	// processor busy.
 	heavy *places
-	// longest is how long it may have its turn; 0 is for as long as it takes.
+	// longest is how long it may have its turn.
 	longest time.Duration
+	// slice is how long a write may have its turn before it lets others have theirs, where it asks again. A read, for
+	// which it is 0, has one turn.
+	slice time.Duration
 
 	mu    sync.Mutex
 	turn  *place
+	since time.Time // of the turn
 	over  *time.Timer
 	ended bool
 }
@@ -74,27 +78,31 @@ func (w *work) Turn(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.turn != nil || w.heavy == nil:
+	case w.heavy == nil || w.turn != nil && (w.slice == 0 || time.Since(w.since) < w.slice):
 		return nil
 	case w.ended:
 		return ctx.Err()
 	}
-	return w.place.Wait(ctx, func() (err error) {
+	left := false
+	err := w.place.Wait(ctx, func() (err error) {
+		left = true
+		w.giveTurn()
 		turn, err := w.heavy.take(ctx, w.guest.name)
 		if err != nil {
 			return err
 		}
-		w.turn = turn
-		if w.longest > 0 {
-			w.over = time.AfterFunc(w.longest, turn.end)
-		}
+		w.turn, w.since, w.over = turn, time.Now(), time.AfterFunc(w.longest, turn.end)
 		return nil
 	})
+	if !left && w.turn != nil { // too many of the user's requests wait: it goes on with the turn that it has
+		return nil
+	}
+	return err
 }
 
-// Wait implements kubestore.Place. A turn without a limit is given back with the place, and taken again.
+// Wait implements kubestore.Place. The turn of a write is given back with the place, and taken again.
 func (w *work) Wait(ctx context.Context, wait func() error) error {
-	if w.longest > 0 || !w.endTurn() {
+	if w.slice == 0 || !w.endTurn() {
 		return w.place.Wait(ctx, wait)
 	}
 	if err := w.place.Wait(ctx, wait); err != nil {
@@ -107,15 +115,17 @@ func (w *work) Wait(ctx context.Context, wait func() error) error {
 func (w *work) endTurn() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	turn := w.turn
-	if turn == nil {
+	return w.giveTurn()
+}
+
+// giveTurn is endTurn. It requires mu.
+func (w *work) giveTurn() bool {
+	if w.turn == nil {
 		return false
 	}
-	w.turn = nil
-	turn.end()
-	if w.over != nil {
-		w.over.Stop()
-	}
+	w.turn.end()
+	w.over.Stop()
+	w.turn, w.over = nil, nil
 	return true
 }
 

@@ -252,13 +252,50 @@ func TestATurn(t *testing.T) {
 	})
 }
 
+// TestTurnsOfAWrite: a write that goes on for long lets others have their turns, waits for its next one among them, and
+// in the end goes on without one. Where it may not wait, it goes on with the turn that it has.
+func TestTurnsOfAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		writes, heavy := newPlaces("write", 4, 4, time.Minute), newPlaces("heavy", 1, 1, time.Minute)
+		own, err := writes.take(t.Context(), "ann")
+		require.NoError(t, err)
+		w := &work{place: own, heavy: heavy, longest: 10 * time.Second, slice: time.Second}
+		require.NoError(t, w.Turn(t.Context()))
+		other, others := waiter{heavy, make(chan string, 1)}, make(chan error, 1)
+		go func() {
+			p := other.takes(t, "bob")
+			time.Sleep(time.Second)
+			p.end()
+			others <- nil
+		}()
+		time.Sleep(time.Second / 2)
+		require.NoError(t, w.Turn(t.Context()))
+		synctest.Wait()
+		require.Equal(t, 1, heavy.users["ann"].held, "it has not lasted")
+		time.Sleep(time.Second)
+		writes.queue = 0
+		require.NoError(t, w.Turn(t.Context()), "it may not wait")
+		require.Equal(t, 1, heavy.users["ann"].held)
+		writes.queue = 1
+		require.NoError(t, w.Turn(t.Context()))
+		require.NoError(t, <-others, "bob had a turn before ann had another one")
+		require.Equal(t, 1, heavy.users["ann"].held)
+		time.Sleep(10*time.Second + time.Nanosecond)
+		synctest.Wait()
+		require.Zero(t, taken(heavy))
+		w.end()
+		require.Empty(t, heavy.users)
+		require.Empty(t, writes.users)
+	})
+}
+
 // TestTurnsComeBack: a request has no turn while it waits for others, once its answer has begun, or once it has ended.
 // Upstream may still be at work for it then.
 func TestTurnsComeBack(t *testing.T) {
 	places, heavy := newPlaces("", 4, 4, time.Second), newPlaces("", 2, 2, time.Second)
 	own, err := places.take(t.Context(), "ann")
 	require.NoError(t, err)
-	w := &work{place: own, heavy: heavy}
+	w := &work{place: own, heavy: heavy, longest: time.Minute, slice: time.Second}
 	require.NoError(t, w.Turn(t.Context()))
 	require.Equal(t, 1, taken(heavy))
 	require.NoError(t, w.Wait(t.Context(), func() error {

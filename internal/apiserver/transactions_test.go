@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -512,7 +513,7 @@ func TestTransactionOfLargePatches(t *testing.T) {
 	for i := range 20 {
 		all = append(all, fmt.Sprintf(`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"big"},"patchType":"merge","patch":{"data":{"i":"%d"}}}`, i))
 	}
-	require.Contains(t, s.must(t, 413, transaction(all...)).body, "bytes, of which it may write 16777216")
+	require.Contains(t, s.must(t, 413, transaction(all...)).body, "of which it may do 33554432")
 	require.Equal(t, before, s.head(t))
 	s.transact(t, transaction(all[:10]...))
 	require.Equal(t, before+1, s.head(t))
@@ -1003,4 +1004,66 @@ func TestTransactionsAreAtomic(t *testing.T) {
 		}
 	}
 	stop()
+}
+
+// turnsTaken is a Place that counts how often a request asks for a turn.
+type turnsTaken struct{ n atomic.Int64 }
+
+func (*turnsTaken) Wait(_ context.Context, wait func() error) error { return wait() }
+
+func (p *turnsTaken) Turn(context.Context) error {
+	p.n.Add(1)
+	return nil
+}
+
+// served is the server for requests that hold the place.
+func (p *turnsTaken) served(s *Server) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.ServeHTTP(w, r.WithContext(kubestore.WithPlace(r.Context(), p)))
+	})
+}
+
+// TestTransactionsOfNoChange: what a transaction decodes and encodes counts, whether or not it changes anything. It
+// lets others have turns between its operations, and so does a patch of a large object by itself.
+func TestTransactionsOfNoChange(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: 4 * time.Second} })
+	const size = 300 << 10
+	for name, value := range map[string]string{"small": "x", "large": strings.Repeat("x", size)} {
+		s.must(t, 201, request{method: "POST", path: configMaps, body: configMap(name, value)}.as("root"))
+	}
+	patching := func(name string, n int) request {
+		var all []string
+		for range n {
+			all = append(all, `{"verb":"patch","patchType":"merge","patch":{"metadata":{"labels":null}},
+				"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"`+name+`"}}`)
+		}
+		return transaction(all...).as("root")
+	}
+	head := s.must(t, 200, request{method: "GET", path: configMaps}.as("root")).object(t)
+	refused := patching("large", 1000).do(t, s)
+	require.Equal(t, 413, refused.code, refused.body)
+	require.Contains(t, refused.body, "send fewer operations at once")
+	which := regexp.MustCompile(`operation (\d+) of 1000`).FindStringSubmatch(refused.body)
+	require.NotNil(t, which, refused.body)
+	n, err := strconv.Atoi(which[1])
+	require.NoError(t, err)
+	require.LessOrEqual(t, n, 32<<20/size)
+	for name, n := range map[string]int{"small": 1000, "large": 20} {
+		p := &turnsTaken{}
+		a := patching(name, n).do(t, p.served(s))
+		require.Equal(t, 201, a.code, a.body)
+		require.GreaterOrEqual(t, int(p.n.Load()), n)
+	}
+	few := &turnsTaken{}
+	require.Equal(t, 201, patching("small", 3).do(t, few.served(s)).code)
+	require.Zero(t, few.n.Load())
+	require.Equal(t, fieldOf(head, "metadata.resourceVersion"),
+		fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}.as("root")).object(t), "metadata.resourceVersion"))
+
+	takeTurns(t, s, "ann")
+	alone := request{method: "PATCH", path: configMaps + "/large", contentType: "application/merge-patch+json", body: `{"metadata":{"labels":null}}`}
+	for user, code := range map[string]int{"ann": 429, "bob": 200, "root": 200} {
+		s.must(t, code, alone.as(user))
+		s.must(t, 200, request{method: "PATCH", path: configMaps + "/small", contentType: alone.contentType, body: alone.body}.as(user))
+	}
 }

@@ -8,7 +8,8 @@ type Place interface {
 	// requests of the same user wait already, it fails without a call of wait. It also fails if it gets no place again.
 	Wait(ctx context.Context, wait func() error) error
 	// Turn waits for the request's turn among those of the same user that keep a processor busy for milliseconds, and
-	// gives the place back meanwhile. A request that has its turn does not wait.
+	// gives the place back meanwhile. A request that has its turn does not wait, but a write that has had it for long
+	// lets others have theirs.
 	Turn(ctx context.Context) error
 }
 
@@ -35,7 +36,7 @@ func yieldPlace(ctx context.Context) error {
 }
 
 // TakeTurn waits for the turn of the context's request, if the request holds a place. It comes before work that keeps a
-// processor busy for milliseconds.
+// processor busy for milliseconds, and between parts of it that together may take long.
 func TakeTurn(ctx context.Context) error {
 	p, ok := ctx.Value(placeKey{}).(Place)
 	if ok {

@@ -17,9 +17,14 @@ import (
 // transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
 const transactionTries = 5
 
-// transactionBytes bounds what a transaction may write, also what it replaces itself. A patch of a few bytes writes a
-// whole object.
-const transactionBytes = 16 << 20
+// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them, and
+// so the bytes that it writes, to half as many. A patch of a few bytes does so with a whole object, and takes a tenth of
+// a microsecond for each byte, or two.
+const transactionWork = 32 << 20
+
+// heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more takes a
+// turn.
+const heavyWrite = 256 << 10
 
 type transactionKey struct{}
 
@@ -37,6 +42,8 @@ type Transaction struct {
 	lost bool
 	// last is the provisional revision of the last write.
 	last eventlog.Revision
+	// work is how many bytes of objects were decoded and encoded.
+	work int
 }
 
 // transactionOf is nil outside of a transaction.
@@ -190,6 +197,32 @@ func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, err
 	return rev, err
 }
 
+// spend counts bytes of objects that a write is going to decode and to encode. If they are many, or those of all that
+// its transaction does, the request waits for its turn.
+func spend(ctx context.Context, bytes int) error {
+	if t := transactionOf(ctx); t != nil {
+		t.mu.Lock()
+		t.work += bytes
+		bytes = t.work
+		t.mu.Unlock()
+	}
+	if bytes > transactionWork && InTransaction(ctx) {
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("with this operation the transaction decodes and encodes %d bytes of objects, "+
+			"of which it may do %d, whether or not it changes them: send fewer operations at once", bytes, transactionWork))
+	}
+	if bytes > heavyWrite {
+		return TakeTurn(ctx)
+	}
+	return nil
+}
+
+// Half says that half of what the transaction may do is done: who can go on in another one should.
+func (t *Transaction) Half() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.work > transactionWork/2
+}
+
 // Lose says that what the attempt is computed from is no longer there, so that all of it must be computed again.
 func (t *Transaction) Lose() {
 	t.mu.Lock()
@@ -211,10 +244,6 @@ func (t *Transaction) add(ctx context.Context, writes []projection.Write) (event
 	if n := t.pending.Len(); n > eventlog.MaxBatch {
 		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, "+
 			"those included that are written beside objects: %w", n, eventlog.MaxBatch, eventlog.ErrTooLarge)
-	}
-	if n := t.pending.Bytes(); n > transactionBytes {
-		return 0, fmt.Errorf("with this operation the transaction writes %d bytes, of which it may write %d: %w",
-			n, transactionBytes, eventlog.ErrTooLarge)
 	}
 	t.last = rev
 	return rev, nil

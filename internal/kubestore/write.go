@@ -37,6 +37,9 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		}
 		if body == nil || s.Complete != nil {
 			data, body, err = s.prepare(ctx, v, path, nil, obj)
+			if err == nil {
+				err = spend(ctx, 2*len(data))
+			}
 			if err != nil {
 				return 0, err
 			}
@@ -106,6 +109,9 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err == nil && !st.found && !u.ignoreNotFound {
 		err = refused{0, storage.NewKeyNotFoundError(u.path, 0)}
 	}
+	if err == nil {
+		err = spend(ctx, 2*len(st.data))
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -119,6 +125,9 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	u.data, err = u.completed(ctx, v, st.kept, ret)
 	if err != nil {
 		return 0, refused{st.revision, err}
+	}
+	if err := spend(ctx, 2*max(0, len(u.data)-len(st.data))); err != nil {
+		return 0, err
 	}
 	if st.found && !st.stale && bytes.Equal(u.data, st.data) && !guarded(ctx) {
 		return st.revision, nil
@@ -153,6 +162,9 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 		}
 		if !st.found {
 			return 0, refused{0, storage.NewKeyNotFoundError(path, 0)}
+		}
+		if err := spend(ctx, len(st.data)); err != nil {
+			return 0, err
 		}
 		if preconditions != nil {
 			if err := preconditions.Check(path, st.obj); err != nil {

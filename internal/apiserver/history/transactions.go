@@ -26,7 +26,7 @@ import (
 // transactions is the registry of transactions, of which none is stored.
 type transactions struct{ Config }
 
-// heavy is how many operations keep a processor busy for some milliseconds.
+// heavy is how many operations keep a processor busy for some milliseconds, however small their objects are.
 const heavy = 16
 
 // New implements rest.Storage.
@@ -54,17 +54,17 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 	if err != nil {
 		return nil, err
 	}
-	if len(calls) > heavy {
-		if err := kubestore.TakeTurn(ctx); err != nil {
-			return nil, err
-		}
-	}
 	var results []TransactionResult
 	var last []eventlog.Revision // which each operation has written, 0 for none
 	dry := options != nil && len(options.DryRun) > 0
 	done, revision, err := r.Transactions.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
 		for i := range calls {
+			if len(calls) > heavy { // a turn that has lasted is over
+				if err := kubestore.TakeTurn(ctx); err != nil {
+					return err
+				}
+			}
 			before := t.Last()
 			if err := r.do(ctx, &calls[i], &results[i]); err != nil {
 				if apierrors.IsResourceExpired(err) {

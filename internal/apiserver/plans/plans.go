@@ -94,7 +94,7 @@ type step struct {
 
 const (
 	// mostSteps bounds what is written in one transaction. Beside its objects it writes rows of owners, of addresses
-	// and of quotas.
+	// and of quotas. One of large objects has fewer steps: half of what a transaction may cost.
 	mostSteps = 200
 	// mostTime is how long a request goes on to write. Then the client asks for more.
 	mostTime = 20 * time.Second
@@ -293,8 +293,11 @@ func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error
 		began := time.Now()
 		done, last = make([]history.PlanChange, len(steps)), make([]eventlog.Revision, len(steps))
 		for i, s := range steps {
-			if n = i; i > 0 && time.Since(began) > transactionTime {
+			if n = i; i > 0 && (time.Since(began) > transactionTime || t.Half()) {
 				return nil
+			}
+			if err := kubestore.TakeTurn(ctx); err != nil { // one that has lasted is over
+				return err
 			}
 			done[i] = s.PlanChange
 			known := t.Last()
