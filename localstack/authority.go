@@ -22,6 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/logplane/logplane/internal/trust"
 )
 
 const (
@@ -52,9 +54,16 @@ func OpenAuthority(certificateFile, keyFile string) (*Authority, error) {
 	return &Authority{certificateFile, pair.Leaf, key}, nil
 }
 
-// AuthorityOf opens the authority of a 'logplane dev --secure' with that data folder.
+// AuthorityOf opens the authority of a 'logplane dev --secure' with that data folder. Nobody but this user may be able
+// to write it.
 func AuthorityOf(folder string) (*Authority, error) {
-	return OpenAuthority(filepath.Join(folder, authorityFile), filepath.Join(folder, authorityKeyFile))
+	certificate, key := filepath.Join(folder, authorityFile), filepath.Join(folder, authorityKeyFile)
+	for _, path := range []string{certificate, key} {
+		if err := trust.File(path); err != nil {
+			return nil, fmt.Errorf("read the authority: %w", err)
+		}
+	}
+	return OpenAuthority(certificate, key)
 }
 
 // ensureAuthority opens the authority below the folder, and makes it if it is missing. The folder must be locked.

@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/logplane/logplane/internal/trust"
 )
 
 const (
@@ -33,15 +35,15 @@ type Credentials struct {
 }
 
 // EnsureCredentials makes the files that are missing in the folder, for an API that clients reach under the address.
-// It replaces nothing: what is there already stays and is used, and must fit the address. Only the owner may read the
-// files.
+// It replaces nothing: what is there already stays and is used, and must fit the address and be this user's alone to
+// write. Only the owner may read the files that it makes.
 func EnsureCredentials(folder, address string) (*Credentials, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
 		return nil, fmt.Errorf("the external address is '%s': it must be HOST:PORT", address)
 	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder of the credentials: %w", err)
+	if err := trust.Folder(folder); err != nil {
+		return nil, fmt.Errorf("open the folder of the credentials: %w", err)
 	}
 	c := &Credentials{
 		Authority: filepath.Join(folder, authorityFile), AuthorityKey: filepath.Join(folder, authorityKeyFile),
@@ -118,7 +120,7 @@ func ensurePair(certificate, key string, generate func() (certificate, key []byt
 	for _, path := range []string{certificate, key} {
 		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 			missing = append(missing, path)
-		} else if err != nil {
+		} else if err := errors.Join(err, trust.File(path)); err != nil {
 			return err
 		}
 	}
@@ -138,7 +140,7 @@ func ensurePair(certificate, key string, generate func() (certificate, key []byt
 // ensureFile makes a file if it is missing.
 func ensureFile(path string, generate func() ([]byte, error)) error {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		return err
+		return errors.Join(err, trust.File(path))
 	}
 	content, err := generate()
 	if err != nil {

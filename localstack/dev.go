@@ -27,6 +27,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/internal/serving"
+	"github.com/logplane/logplane/internal/trust"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
@@ -108,6 +109,11 @@ func Start(ctx context.Context, c Config) (*Dev, error) {
 func (d *Dev) start(ctx context.Context, c Config) error {
 	if err := c.check(); err != nil {
 		return err
+	}
+	if c.Secure {
+		if err := trust.Folder(c.Folder); err != nil {
+			return fmt.Errorf("open the data folder: %w", err)
+		}
 	}
 	listener, err := net.Listen("tcp", c.Listen)
 	if err != nil {
@@ -318,6 +324,9 @@ func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
 	access := apiserver.Authentication{ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key}}
 	if !c.Secure {
 		return access, nil
+	}
+	if err := trust.File(key); err != nil {
+		return access, fmt.Errorf("read the key of service accounts: %w", err)
 	}
 	authority, err := ensureAuthority(c.Folder)
 	if err != nil {

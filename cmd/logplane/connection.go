@@ -23,6 +23,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/memory"
+	"github.com/logplane/logplane/internal/trust"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
@@ -215,6 +216,11 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 	b, prefix, err := c.openBucket(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if c.blockCacheFolder != "" {
+		if err := trust.Folder(c.blockCacheFolder); err != nil {
+			return nil, fmt.Errorf("open the block cache: %w", err)
+		}
 	}
 	budget := cache.NewBudget(memory.Caches(unlimitedMiB))
 	if !c.readOnly { // the flag is there

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -126,10 +127,10 @@ func (f *kubeconfigFlags) authority() (*localstack.Authority, error) {
 		return nil, errors.New("the kubeconfig is not of a 'logplane dev': give --client-ca-file and --client-ca-key-file")
 	}
 	authority, err := localstack.AuthorityOf(folder)
-	if err != nil {
-		return nil, fmt.Errorf("%w: was 'logplane dev' started with --secure?", err)
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: was 'logplane dev' started with --secure?", err)
 	}
-	return authority, nil
+	return authority, err
 }
 
 // token asks the API for a token of the service account.

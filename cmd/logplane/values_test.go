@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,6 +97,7 @@ func TestInit(t *testing.T) {
 	with := func(args ...string) []string { return append(args, where...) }
 	require.Contains(t, said(t, with("projector", "--once")...), "there is no stream 'logplane': run 'logplane init'")
 
+	syscall.Umask(0o022) // else others may write where the credentials are made
 	folder := filepath.Join(t.TempDir(), "credentials")
 	var out, failed bytes.Buffer
 	require.Zero(t, run(t.Context(), with("init", "--credentials", folder), &out, &failed), failed.String())

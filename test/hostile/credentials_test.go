@@ -2,12 +2,15 @@ package hostile
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestAStrangersWatch: a client without credentials is not told where watches are served. On e14eff4 it is 307.
@@ -51,4 +54,57 @@ func TestACertificateOfOthers(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, code(nobody, theirs))
 	require.Equal(t, http.StatusUnauthorized, code("another", theirs))
 	require.Equal(t, http.StatusUnauthorized, code("another", nil))
+}
+
+// TestOthersKeysAreNotBelieved: what another user of the machine owns or may write is no key, no authority and no block
+// cache of ours, whether it is the file, its folder or one above it. The message names it, and says what to do.
+func TestOthersKeysAreNotBelieved(t *testing.T) {
+	root := t.TempDir()
+	require.NoError(t, os.Chmod(root, 0o755))
+	c := newCell(t)
+	data, keys, blocks := filepath.Join(root, "data"), filepath.Join(root, "keys"), filepath.Join(root, "blocks")
+	dev := []string{"dev", "--secure", "--data", data, "--listen", "127.0.0.1:0"}
+	product.Serve(t, dev...).Stop()
+	initialize := c.with("init", "--credentials", keys)
+	refused := func(says string, args []string) {
+		t.Helper()
+		printed := outcome(t, args...)
+		require.Contains(t, printed, says)
+		require.Regexp(t, "chmod go-w|chown", printed)
+	}
+	made := product.Run(t, initialize...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	require.NoError(t, os.Mkdir(blocks, 0o700))
+	for _, place := range []struct {
+		path string
+		args [][]string
+	}{
+		{filepath.Join(data, "ca.key"), [][]string{dev}}, {filepath.Join(data, "ca.crt"), [][]string{dev}}, {filepath.Join(data, "service-account.key"), [][]string{dev}},
+		{data, [][]string{dev}},
+		{filepath.Join(keys, "ca.key"), [][]string{initialize}}, {filepath.Join(keys, "tls.crt"), [][]string{initialize}}, {filepath.Join(keys, "service-account.key"), [][]string{initialize}},
+		{filepath.Join(keys, "admin.kubeconfig"), [][]string{initialize}}, {keys, [][]string{initialize}},
+		{blocks, [][]string{c.with("projector", "--block-cache-folder", blocks)}},
+		{root, [][]string{dev, initialize, c.with("projector", "--block-cache-folder", blocks)}},
+	} {
+		info, err := os.Stat(place.path)
+		require.NoError(t, err)
+		for _, args := range place.args {
+			for _, mode := range []os.FileMode{0o002, 0o020} {
+				require.NoError(t, os.Chmod(place.path, info.Mode()|mode))
+				refused(fmt.Sprintf("other users may write '%s'", place.path), args)
+			}
+			require.NoError(t, os.Chmod(place.path, info.Mode()))
+			if os.Geteuid() == 0 { // only root gives files away
+				require.NoError(t, os.Chown(place.path, 12345, 12345))
+				refused(fmt.Sprintf("'%s' belongs to another user (uid 12345)", place.path), args)
+				require.NoError(t, os.Chown(place.path, 0, 0))
+			}
+		}
+	}
+	require.NoError(t, os.Chmod(root, 0o777|os.ModeSticky)) // as /tmp
+	product.Serve(t, dev...).Stop()
+	again := product.Run(t, initialize...)
+	<-again.Exited
+	require.Zero(t, again.Cmd.ProcessState.ExitCode(), again.Output())
 }
