@@ -556,3 +556,19 @@ func TestChangesThatMatchNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestViewTellsWhoWrites: who may view a namespace learns who writes there, from history alone, and no longer once the
+// role that says so is not part of 'view'.
+func TestViewTellsWhoWrites(t *testing.T) {
+	s := newArchive(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("root"))
+	s.must(t, 201, request{method: "POST", path: rbacPath + "/namespaces/default/rolebindings", body: bindAnn("ClusterRole", "view")}.as("root"))
+	history := request{method: "GET", path: historyPath + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/a"}.as("ann")
+	require.Contains(t, s.must(t, 200, history).body, `"user":"root"`)
+	require.NotContains(t, s.must(t, 200, request{method: "GET", path: configMaps + "/a"}.as("ann")).body, "root")
+	s.must(t, 200, merging("PATCH", rbacPath+"/clusterroles/logplane:aggregate-to-view", `{"metadata":{"labels":{"rbac.authorization.k8s.io/aggregate-to-view":null}}}`).as("root"))
+	s.must(t, 403, history)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 403, history)
+	s.must(t, 200, request{method: "GET", path: configMaps + "/a"}.as("ann"))
+}
