@@ -318,7 +318,8 @@ func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	require.Empty(t, s.newestOf(t, "going"))
 }
 
-// TestRestoreBeforeTheCollector: what has not changed, and names an owner that a restore makes again, names the new one.
+// TestRestoreBeforeTheCollector: what has not changed, and names an owner that a restore makes again, names the new
+// owner.
 func TestRestoreBeforeTheCollector(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	s := newServer(t)

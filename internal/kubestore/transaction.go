@@ -17,9 +17,9 @@ import (
 // transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
 const transactionTries = 5
 
-// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them, and
-// so the bytes that it writes, to half as many. A patch of a few bytes does so with a whole object, and takes a tenth of
-// a microsecond for each byte, or two.
+// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them,
+// and so the bytes that it writes, to half as many. A patch of a few bytes does so with a whole object, and takes a
+// tenth of a microsecond for each byte, or two.
 const transactionWork = 32 << 20
 
 // heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more takes a
