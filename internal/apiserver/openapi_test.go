@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
@@ -161,4 +162,25 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 	require.Len(t, definitions, len(merged.Definitions))
 	require.Len(t, paths, len(merged.Paths.Paths))
 	require.Equal(t, "2.0", document.Swagger)
+}
+
+// TestOpenAPITakesTurns: a document of OpenAPI waits for other heavy reads of its user. Who has it already, and asks
+// whether it has changed, does not, nor does the index.
+func TestOpenAPITakesTurns(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	takeTurns(t, s, "ann")
+	for _, path := range []string{"/openapi/v2", "/openapi/v3/api/v1"} {
+		read := request{method: "GET", path: path}
+		var etag string
+		for user, code := range map[string]int{"ann": 429, "bob": 200, "root": 200} {
+			a := s.must(t, code, read.as(user))
+			if code == 200 {
+				etag = a.header.Get("Etag")
+			} else {
+				require.Empty(t, a.header.Get("Etag"))
+			}
+		}
+		s.must(t, 304, read.as("ann").with("If-None-Match", etag))
+	}
+	s.must(t, 200, request{method: "GET", path: "/openapi/v3"}.as("ann"))
 }

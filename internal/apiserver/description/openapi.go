@@ -17,6 +17,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // openAPI serves the generated documents of the built-in groups as they were shipped, and what CRDs add, which is
@@ -47,6 +48,9 @@ func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := d.serve(w, r); err != nil {
+		for _, of := range []string{"Etag", "Cache-Control", "Expires", "Content-Encoding"} { // the document, not the error
+			w.Header().Del(of)
+		}
 		d.config.Fail(w, r, notMade(r, err))
 	}
 }
@@ -150,6 +154,9 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.Header().Del("Content-Type")
 		w.WriteHeader(http.StatusNotModified)
 		return nil
+	}
+	if err := kubestore.TakeTurn(r.Context()); err != nil { // it is made, decompressed or sent: megabytes
+		return err
 	}
 	document, err := d.encode(r.Context(), format)
 	if err != nil {
