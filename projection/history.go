@@ -173,6 +173,10 @@ func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
 	return of, err
 }
 
+// Folds says that archived events come after the view's snapshot: each range of keys that is read costs one pass over
+// them, unless it is known.
+func (v *View) Folds() bool { return v.past != nil && v.folded == nil && v.Revision() > v.Applied() }
+
 // with returns the view that has the keys at a revision: where archived events come after its snapshot, with those of
 // the keys. A retry of what it returns is again with them.
 func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {

@@ -572,3 +572,25 @@ func TestViewTellsWhoWrites(t *testing.T) {
 	s.must(t, 403, history)
 	s.must(t, 200, request{method: "GET", path: configMaps + "/a"}.as("ann"))
 }
+
+// TestMomentsTakeTurns: a moment between two checkpoints, which costs a pass over archived events, and one that is
+// named by a time, wait for other heavy reads of their user. A revision that is at hand does not.
+func TestMomentsTakeTurns(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) {
+		p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
+		require.NoError(t, err)
+		c.Cell.Projection, c.Requests = p, RequestLimits{Timeout: time.Second}
+	})
+	fill(t, s, 10, "{}") // and a checkpoint
+	fill(t, s, 10, "{}")
+	fill(t, s, 10, "{}")
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("ann"))
+	head := s.head(t)
+	takeTurns(t, s, "ann")
+	for at, code := range map[string]int{fmt.Sprint(head): 200, fmt.Sprint(head - 15): 429, "0s": 429} {
+		for _, path := range []string{"/api/v1/namespaces", "/api/v1/namespaces/default"} {
+			s.must(t, code, request{method: "GET", path: "/at/" + at + path}.as("ann"))
+			s.must(t, 200, request{method: "GET", path: "/at/" + at + path}.as("bob"))
+		}
+	}
+}

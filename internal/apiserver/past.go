@@ -186,6 +186,8 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 		return nil, s.forgotten(ctx, m.text, at)
 	case err != nil:
 		return nil, s.config.Cell.FutureError(ctx, err, at)
+	case v.Folds(): // what is read of it keeps a processor busy
+		return v, kubestore.TakeTurn(ctx)
 	}
 	return v, nil
 }
@@ -199,6 +201,9 @@ func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (
 				at, s.config.Cell.Projection.Current().Revision()))
 		}
 		return at, err
+	}
+	if err := kubestore.TakeTurn(ctx); err != nil { // a thousand events are read, which may be large
+		return 0, err
 	}
 	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.Time)
 	switch {

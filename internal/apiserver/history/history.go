@@ -113,6 +113,8 @@ const (
 	mostRead     = 32 << 20
 	// eventRead is what an event counts for that is read alone: about the block in which it is.
 	eventRead = 64 << 10
+	// versionRead is what a version counts for whose event is no longer kept: archived events may have to be read for it.
+	versionRead = 1 << 20
 	// heavyPage and heavyEvents keep a processor busy for some milliseconds. A page of more takes a turn.
 	heavyPage   = 256 << 10
 	heavyEvents = 1000
@@ -748,6 +750,10 @@ func (s *store) before(ctx context.Context, page *page, v *Version, row projecti
 		page.read += eventRead
 		found, ok, err := s.Cell.Projection.EventAt(ctx, row.Key, row.Base)
 		if err == nil && !ok {
+			page.read += versionRead
+			if err := page.turn(ctx); err != nil {
+				return nil, err
+			}
 			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)
 		}
 		switch {
