@@ -113,7 +113,8 @@ const (
 	mostRead     = 32 << 20
 	// eventRead is what an event counts for that is read alone: about the block in which it is.
 	eventRead = 64 << 10
-	// versionRead is what a version counts for whose event is no longer kept: archived events may have to be read for it.
+	// versionRead is what a version counts for whose event is no longer kept: archived events may have to be read for
+	// it.
 	versionRead = 1 << 20
 	// heavyPage and heavyEvents keep a processor busy for some milliseconds. A page of more takes a turn.
 	heavyPage   = 256 << 10
