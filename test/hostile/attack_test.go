@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +33,9 @@ const (
 	slower = 5
 	// heavier is how many times the memory at the start the process may keep.
 	heavier = 1.3
+	// told is how many MiB of memory the process is told to take (--memory-mib), and most how many times that it may.
+	told = 512
+	most = 1.2
 )
 
 // TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for
@@ -67,9 +71,9 @@ type attack struct {
 // target is a process that has all that the attack needs.
 func (a attack) target(t *testing.T) *target {
 	c := newCell(t)
-	var args []string
+	args := []string{"--memory-mib", strconv.Itoa(told)}
 	if a.secure {
-		args = c.certificate()
+		args = append(args, c.certificate()...)
 	}
 	s := c.serve("watcher", args...)
 	s.asOwner(tenant)
@@ -96,17 +100,19 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 	go func() { peak <- s.most(ctx) }()
 	attacked := observe(t.Context(), others, length)
 	end()
-	most, codes := <-peak, <-counted
+	taken, codes := <-peak, <-counted
 
 	after, took := s.settles(t.Context(), uint64(heavier*float64(start)))
 	ratio := func(i int) float64 { return float64(attacked[i].p99) / float64(quiet[i].p99) }
 	for i, o := range others {
 		assert.LessOrEqual(t, ratio(i), float64(slower), "p99 of %s", o.user)
 	}
+	assert.Zero(t, attacked[0].refused, "the tenant was refused")
 	assert.Zero(t, attacked[1].refused, "the administrator was refused")
+	assert.LessOrEqual(t, float64(taken), most*told*(1<<20), "memory in bytes during the attack")
 	assert.LessOrEqual(t, float64(after), heavier*float64(start), "memory in bytes after %s", took)
 	return fmt.Sprintf("| %s | %s | %s | %.1f | %s | %s | %.1f | %d, %d | %s | %d | %d | %d | %s |", a.name, milliseconds(quiet[0].p99), milliseconds(attacked[0].p99), ratio(0),
-		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, codes, start>>20, most>>20, after>>20, took.Round(time.Second))
+		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, codes, start>>20, taken>>20, after>>20, took.Round(time.Second))
 }
 
 // run attacks until the context ends.

@@ -1,11 +1,18 @@
 package hostile
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,10 +36,19 @@ func (c *cell) certificate() []string {
 	return []string{"--tls-cert-file", certFile, "--tls-private-key-file", keyFile}
 }
 
-const ownConfigMaps = "/api/v1/namespaces/owner/configmaps"
+const (
+	ownConfigMaps = "/api/v1/namespaces/owner/configmaps"
+	ownHistory    = "/apis/history.logplane.dev/v1/namespaces/owner"
+)
 
-// attacker has connections of its own, which all workers share.
-var attacker = newClient()
+// attacker has connections of its own, which all workers share. attackerPlain takes nothing that is compressed.
+var attacker, attackerPlain = newClient(), plainClient()
+
+func plainClient() *http.Client {
+	c := newClient()
+	c.Transport.(*http.Transport).DisableCompression = true
+	return c
+}
 
 // attacks are made by 'owner', who may do everything in one namespace, or by nobody, unless they say otherwise.
 var attacks = []attack{
@@ -104,6 +120,34 @@ var attacks = []attack{
 	}},
 	{name: "writes of 900 KB", workers: 16, once: func(ctx context.Context, s *target, _ int) int {
 		return s.send(ctx, attacker, owner, http.MethodPost, ownConfigMaps, "application/json", `{"metadata":{"generateName":"a-"},"data":{"a":"`+strings.Repeat("a", 900<<10)+`"}}`)
+	}},
+	{name: "versions of 1 MiB", workers: 16, prepare: largeVersions, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownHistory+"/versions?include=object&fieldSelector=object%3Dconfigmaps/large", "", "")
+	}},
+	{name: "changes that match nothing", workers: 128, prepare: manyEvents, once: func(ctx context.Context, s *target, worker int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		selected := []string{"object%3Dsecrets/none", "resource%3Dsecrets", "user%3Dnobody"}[worker%3]
+		return s.send(ctx, attacker, owner, http.MethodGet, ownHistory+"/changes?fieldSelector=from%3D0,"+selected, "", "")
+	}},
+	{name: "transactions that change nothing", workers: 8, prepare: largeVictim, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodPost, "/apis/history.logplane.dev/v1/transactions", "application/json", patchesOfNothing(1000))
+	}},
+	{name: "conversions that answer with bombs", workers: 16, prepare: bombsOfConversion, once: func(ctx context.Context, s *target, worker int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		kind := []string{"gzipped", "endless", "large"}[worker%3]
+		return s.send(ctx, attacker, owner, http.MethodGet, "/apis/"+kind+".example.com/v2/namespaces/owner/gadgets/one", "", "")
+	}},
+	{name: "OpenAPI v2", workers: 16, prepare: discovery, once: func(ctx context.Context, s *target, worker int) int {
+		return s.send(ctx, attackerPlain, owner, http.MethodGet, "/openapi/v2", "", "")
+	}},
+	{name: "OpenAPI v3", workers: 16, prepare: discovery, once: func(ctx context.Context, s *target, worker int) int {
+		path := []string{"api/v1", "apis/apps/v1", "apis/batch/v1", "apis/apiextensions.k8s.io/v1"}[worker%4]
+		return s.send(ctx, attackerPlain, owner, http.MethodGet, "/openapi/v3/"+path, "", "")
+	}},
+	{name: "100 moments", workers: 16, prepare: objects(5_000), once: func(ctx context.Context, s *target, _ int) int {
+		return s.send(ctx, attacker, owner, http.MethodGet, fmt.Sprintf("/at/%d%s", 1_000+rand.IntN(100)*40, ownConfigMaps), "", "")
 	}},
 	{name: "whole lists", workers: 4, prepare: objects(5_000), once: func(ctx context.Context, s *target, _ int) int {
 		defer pause(ctx, 100*time.Millisecond)
@@ -177,9 +221,104 @@ func roleBindings(s *target) {
 	require.NoError(s.t, group.Wait())
 }
 
+// largeVersions makes some hundred versions of a ConfigMap of almost 1 MiB.
+func largeVersions(s *target) {
+	s.t.Helper()
+	value := strings.Repeat("a", 1<<20-100)
+	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"large"},"data":{"a":"`+value+`"}}`)
+	for i := range 120 {
+		s.must(owner, http.MethodPut, ownConfigMaps+"/large", fmt.Sprintf(`{"metadata":{"name":"large"},"data":{"a":"%d%s"}}`, i, value[8:]))
+	}
+}
+
+// manyEvents writes a thousand ConfigMaps again and again.
+func manyEvents(s *target) {
+	s.t.Helper()
+	objects(1000)(s)
+	for n := range 50 {
+		var all []string
+		for i := range 1000 {
+			all = append(all, fmt.Sprintf(`{"verb":"update","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c-%06d","namespace":"owner"},"data":{"a":"%d"}}}`, i, n))
+		}
+		s.must(admin, http.MethodPost, "/apis/history.logplane.dev/v1/transactions", operations(all))
+	}
+}
+
+func operations(all []string) string {
+	return `{"apiVersion":"history.logplane.dev/v1","kind":"Transaction","spec":{"operations":[` + strings.Join(all, ",") + `]}}`
+}
+
+func largeVictim(s *target) {
+	s.t.Helper()
+	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"victim"},"data":{"a":"`+strings.Repeat("a", 400<<10)+`"}}`)
+}
+
+// patchesOfNothing is a transaction of patches that leave an object as it is.
+func patchesOfNothing(n int) string {
+	var all []string
+	for range n {
+		all = append(all, `{"verb":"patch","patchType":"merge","patch":{"metadata":{"labels":null}},"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"owner","name":"victim"}}`)
+	}
+	return operations(all)
+}
+
+// bombsOfConversion makes custom resources whose webhooks answer with a gigabyte in a megabyte of gzip, with text that
+// has no end, and with as much as an answer may have.
+func bombsOfConversion(s *target) {
+	s.t.Helper()
+	text := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"`
+	var bomb bytes.Buffer
+	zipped := gzip.NewWriter(&bomb)
+	_, _ = io.WriteString(zipped, text)
+	zeros := bytes.Repeat([]byte("0"), 1<<20)
+	for range 1 << 10 {
+		_, _ = zipped.Write(zeros)
+	}
+	_ = zipped.Close()
+	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case "/gzipped":
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = w.Write(bomb.Bytes())
+		case "/endless":
+			_, err := io.WriteString(w, text)
+			for err == nil {
+				_, err = w.Write(zeros)
+			}
+		default:
+			var review struct{ Request struct{ UID string } }
+			_ = json.NewDecoder(r.Body).Decode(&review)
+			_, _ = fmt.Fprintf(w, `%s%s","result":{"status":"Success"},"convertedObjects":[{"apiVersion":"large.example.com/v2","kind":"Gadget",`+
+				`"metadata":{"name":"one","namespace":"owner"},"spec":{"a":[%s0]}}]}}`, text, review.Request.UID, strings.Repeat("0,", 7<<19))
+		}
+	}))
+	s.t.Cleanup(hook.Close)
+	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw}))
+	for _, kind := range []string{"gzipped", "endless", "large"} {
+		group := kind + ".example.com"
+		version := func(name string, storage bool) string {
+			return fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`, name, storage)
+		}
+		s.must(admin, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"gadgets.`+group+`"},"spec":{"group":"`+group+`","scope":"Namespaced",`+
+			`"names":{"plural":"gadgets","singular":"gadget","kind":"Gadget","listKind":"GadgetList"},"versions":[`+version("v1", true)+`,`+version("v2", false)+`],`+
+			`"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":"`+hook.URL+`/`+kind+`","caBundle":"`+authority+`"}}}}}`)
+		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/roles", `{"metadata":{"name":"`+kind+`"},"rules":[{"apiGroups":["`+group+`"],"resources":["*"],"verbs":["*"]}]}`)
+		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/rolebindings", `{"metadata":{"name":"`+kind+`"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"owner"}],`+
+			`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"`+kind+`"}}`)
+		s.must(admin, http.MethodPost, "/apis/"+group+"/v1/namespaces/owner/gadgets", `{"apiVersion":"`+group+`/v1","kind":"Gadget","metadata":{"name":"one"}}`)
+	}
+}
+
 func versions(s *target) {
 	s.t.Helper()
 	s.must(admin, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manyVersions(2_000))
+	discovery(s)
+}
+
+// discovery lets the owner read descriptions of the API.
+func discovery(s *target) {
+	s.t.Helper()
 	s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", `{"metadata":{"name":"discover"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"owner"}],`+
 		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"system:discovery"}}`)
 }
