@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -47,6 +49,23 @@ func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byt
 // authenticated binds an encrypted value to its row key, so that nobody can pass off the value of one object, or of one
 // cluster, as that of another.
 func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
+
+// IsOf fails if an object that was encrypted is not that of its row key. Not all of upstream's providers bind a value to
+// its key: with aescbc and secretbox, who can write to the log could have one user's Secret read as another's.
+func IsOf(rowKey string, obj runtime.Object) error {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return err
+	}
+	name := "/" + m.GetName()
+	if m.GetNamespace() != "" {
+		name = "/" + m.GetNamespace() + name
+	}
+	if !strings.HasSuffix(rowKey, name) {
+		return errors.New("it is the value of another object")
+	}
+	return nil
+}
 
 // encode returns the deterministic encoding of an object, without resourceVersion.
 func (s *store) encode(obj runtime.Object) ([]byte, error) {
@@ -102,6 +121,9 @@ func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Ob
 		return obj, true, nil
 	}
 	obj, err = s.decode(data, into)
+	if err == nil && !s.plain {
+		err = IsOf(v.rowKey, obj)
+	}
 	switch {
 	case errors.As(err, new(*Unconverted)):
 		return nil, false, err

@@ -32,7 +32,8 @@ import (
 // decode returns the object of a row in the version in which it is stored, as clients see it: with today's defaults.
 func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*unstructured.Unstructured, error) {
 	resource := resourceOf(row)
-	plain, err := kubestore.Plain(ctx, s.Stores.Transformer(resource), row)
+	transformer := s.Stores.Transformer(resource)
+	plain, err := kubestore.Plain(ctx, transformer, row)
 	if err != nil {
 		return nil, fmt.Errorf("decrypt revision %d: %w", row.Revision, err)
 	}
@@ -62,6 +63,11 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 		if schema != nil {
 			structuraldefaulting.Default(object.Object, schema)
 			structuraldefaulting.PruneNonNullableNullsWithoutDefaults(object.Object, schema)
+		}
+	}
+	if transformer != nil {
+		if err := kubestore.IsOf(row.Key, object); err != nil {
+			return nil, fmt.Errorf("decrypt revision %d: %w", row.Revision, err)
 		}
 	}
 	object.SetResourceVersion(fmt.Sprint(uint64(row.Revision)))
