@@ -8,6 +8,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/plans"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -29,7 +30,11 @@ func withOrigin(h http.Handler) http.Handler {
 		ctx = kubestore.WithRequestID(ctx, id)
 		_, named := kubestore.AuthorOf(ctx)
 		if user, ok := apirequest.UserFrom(ctx); ok && (!named || !isLoopback(ctx)) {
-			ctx = kubestore.WithAuthor(ctx, eventlog.Author{User: user.GetName(), Agent: r.UserAgent()})
+			agent := r.UserAgent()
+			if agent == plans.UndoAgent { // by which an undo leaves alone what others have taken back
+				agent = "a client called " + agent
+			}
+			ctx = kubestore.WithAuthor(ctx, eventlog.Author{User: user.GetName(), Agent: agent})
 		}
 		h.ServeHTTP(w, r.WithContext(ctx))
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
 // planned sends a plan. Dry says that nothing may be written, and agreed is what an answer before it said.
@@ -489,4 +490,44 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	done := s.planned(t, `{"namespace":"default","undelete":{"object":"persistentvolumeclaims/c"}}`, false, nil)
 	require.Contains(t, strings.Join(done.Status.Changes[0].Notes, "; "), "is bound to claim 'other'")
 	require.Equal(t, uidOf(claims+"/other"), boundTo())
+
+	// A claim that somebody made for the volume of another one, which had its name, is not given it.
+	s.must(t, 200, mergePatch(volume, `{"spec":{"claimRef":{"namespace":"default","name":"theirs","uid":"of-another"}}}`))
+	s.must(t, 201, request{method: "POST", path: claims, body: claim("theirs")})
+	gone(claims + "/theirs")
+	done = s.planned(t, `{"namespace":"default","undelete":{"object":"persistentvolumeclaims/theirs"}}`, false, nil)
+	require.Contains(t, strings.Join(done.Status.Changes[0].Notes, "; "), "this claim never was the one to which it is bound")
+	require.Equal(t, "of-another", boundTo())
+}
+
+// TestUndoKnowsItsOwn: a client that calls itself as an undo does is undone as others are.
+func TestUndoKnowsItsOwn(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
+	since := s.newestOf(t, "a")
+	change := mergePatch(configMaps+"/a?fieldManager=mallory", `{"data":{"v":"2"}}`).with("User-Agent", "logplane-undo")
+	s.must(t, 200, change)
+	undo := `{"namespace":"default","undo":{"manager":"mallory","since":"` + since + `"}}`
+	require.Len(t, s.planned(t, undo, false, nil).Status.Changes, 1)
+	require.NotContains(t, s.must(t, 200, request{method: "GET", path: configMaps + "/a"}).body, `"v":"2"`)
+}
+
+// TestUndoOfAToken: a token that was taken from a Secret is no good again after an undo.
+func TestUndoOfAToken(t *testing.T) {
+	const secrets = "/api/v1/namespaces/default/secrets"
+	s, _, _ := twoServers(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}))
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: secrets, body: secretOf("s", "builder", "")}.as("root"))
+	secret := func() map[string]any {
+		return s.must(t, 200, request{method: "GET", path: secrets + "/s"}.as("root")).object(t)
+	}
+	old := fieldOf(secret(), "data.token")
+	changed := s.must(t, 200, mergePatch(secrets+"/s", `{"data":{"token":null},"metadata":{"labels":{"a":"b"}}}`).as("root")).object(t)
+	is := fieldOf(secret(), "data.token")
+	require.NotEqual(t, old, is)
+	s.must(t, 201, request{method: "POST", path: historyPath + "/plans", body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":` +
+		`{"namespace":"default","undo":{"object":"secrets/s","revision":"` + fieldOf(changed, "metadata.resourceVersion").(string) + `"}}}`}.as("root"))
+	require.Nil(t, fieldOf(secret(), "metadata.labels"))
+	require.Equal(t, is, fieldOf(secret(), "data.token"))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -65,7 +66,6 @@ func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstru
 	}
 	if isTokenOf(out, k) { // a token is for an account's uid, and is issued anew
 		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", corev1.ServiceAccountUIDKey)
-		unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
 	}
 	return out
 }
@@ -133,7 +133,7 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 	if isTokenOf(then, k) {
 		notes = append(notes, "its token is a new one: whoever uses the old one needs it")
 	}
-	note, err := p.rebind(ctx, k, made)
+	note, err := p.rebind(ctx, k, then, made)
 	if note != "" {
 		notes = append(notes, note)
 	}
@@ -170,7 +170,7 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 
 // rebind lets the volume of a claim that was made again know its new uid. A volume is bound to a uid, and a claim whose
 // volume is bound to another one is lost.
-func (p *planner) rebind(ctx context.Context, k sides.Kind, made *unstructured.Unstructured) (string, error) {
+func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (string, error) {
 	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
 	if k.GroupResource() != claims || name == "" {
 		return "", nil
@@ -198,7 +198,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, made *unstructured.U
 		value, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", field)
 		return value
 	}
-	switch { // one of the same name is a former life of this claim, which has the name now
+	switch {
 	case of("name") == "":
 		return "", nil
 	case of("name") != made.GetName() || of("namespace") != made.GetNamespace():
@@ -206,6 +206,16 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, made *unstructured.U
 			name, of("name"), of("namespace")), nil
 	case of("uid") == "": // it is bound to any claim of the name
 		return "", nil
+	case of("uid") != string(then.GetUID()): // of another life of this claim, or of one that nobody knows
+		was := func(v history.Version) bool { return v.Object.UID == of("uid") }
+		lives, err := p.versions(ctx, claims.String()+"/"+made.GetName(), made.GetNamespace(), url.Values{},
+			func(all []history.Version) bool { return slices.ContainsFunc(all, was) })
+		if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
+			return "", err
+		}
+		if !slices.ContainsFunc(lives, was) {
+			return problem(errors.New("this claim never was the one to which it is bound")), nil
+		}
 	}
 	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid
 	unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")

@@ -2,6 +2,7 @@ package plans
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -24,6 +25,9 @@ func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unst
 	if _, aggregated := out.Object["aggregationRule"].(map[string]any); aggregated && k.GroupResource() == clusterRoles {
 		delete(out.Object, "rules") // the API gathers them from other roles
 	}
+	if isTokenOf(out, k) { // the API issues it, and an old one may have been taken from whoever has it
+		unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
+	}
 	if k.HasStatus {
 		delete(out.Object, "status")
 	}
@@ -37,6 +41,10 @@ func onto(live *unstructured.Unstructured, wanted map[string]any, k sides.Kind) 
 		if value, found, _ := unstructured.NestedFieldCopy(live.Object, "metadata", name); found {
 			_ = unstructured.SetNestedField(out.Object, value, "metadata", name) // metadata is an object
 		}
+	}
+	token, found, _ := unstructured.NestedFieldCopy(live.Object, "data", corev1.ServiceAccountTokenKey)
+	if found && isTokenOf(live, k) {
+		_ = unstructured.SetNestedField(out.Object, token, "data", corev1.ServiceAccountTokenKey) // data is an object
 	}
 	if status, found := live.Object["status"]; found && k.HasStatus {
 		out.Object["status"] = runtime.DeepCopyJSONValue(status)

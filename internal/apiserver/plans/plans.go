@@ -156,7 +156,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
 	var wanted []plan
 	if spec.Undo != nil {
-		p.config.UserAgent = undoAgent
+		p.config.UserAgent = UndoAgent
 		wanted = append(wanted, &undo{planner: p, PlanUndo: *spec.Undo})
 	}
 	if spec.Undelete != nil {

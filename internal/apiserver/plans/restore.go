@@ -481,9 +481,6 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		}
 	case secrets:
 		keep("metadata", "annotations", corev1.ServiceAccountUIDKey)
-		if isTokenOf(out, one.kind) {
-			keep("data", corev1.ServiceAccountTokenKey)
-		}
 	case volumes:
 		keep("spec", "claimRef", "uid")
 		keep("spec", "claimRef", "resourceVersion")

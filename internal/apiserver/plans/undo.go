@@ -20,8 +20,9 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// undoAgent is the user agent by which an undo writes. By that a later one knows it again.
-const undoAgent = "logplane-undo"
+// UndoAgent is the user agent by which an undo writes. By that a later one knows it again, so no client's is recorded as
+// that.
+const UndoAgent = "logplane-undo"
 
 // undo takes changes back: one of an object, or all of a manager or user since a moment. What somebody else has changed
 // since is a conflict: then the object is left alone.
@@ -137,7 +138,7 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 			}
 			done.Notes = append(done.Notes, notes...)
 		}
-		_, err = to.Update(ctx, o.wanted, metav1.UpdateOptions{FieldManager: undoAgent})
+		_, err = to.Update(ctx, o.wanted, metav1.UpdateOptions{FieldManager: UndoAgent})
 	case o.verb == "delete":
 		err = u.delete(ctx, one.kind, live)
 	}
@@ -209,7 +210,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 	if err != nil {
 		return nil, err
 	}
-	return u.ofMany(ctx, list.Items, u.Manager == undoAgent)
+	return u.ofMany(ctx, list.Items, u.Manager == UndoAgent)
 }
 
 // changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
@@ -244,7 +245,7 @@ func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoin
 	return nil, refuse(http.StatusNotFound, "no change of %s is kept that could be taken back: 'history' lists what is", object.In(u.namespace))
 }
 
-func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
+func isUndo(v *history.Version) bool { return v.UserAgent == UndoAgent }
 
 // isStatus says that an update has changed nothing that an undo could write.
 func isStatus(v *history.Version, k sides.Kind) bool {
