@@ -26,7 +26,8 @@ import (
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
-	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/internal/calls"
 )
 
 // Audit says which requests are recorded, and where, in upstream's format. Its zero value records none, and costs
@@ -178,33 +179,16 @@ func inMode(mode string, b audit.Backend) audit.Backend {
 
 // newAuditWebhook posts each record once. Upstream would wait, and try again for minutes; here a request waits for it.
 func newAuditWebhook(kubeconfig string) (audit.Backend, error) {
-	config, err := webhookutil.LoadKubeconfig(kubeconfig, nil)
+	config, err := calls.Webhook(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	// To read a certificate again when it changes takes client-go a goroutine. So what the files hold now is used.
-	if err := rest.LoadTLSFiles(config); err != nil {
-		return nil, err
-	}
-	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
 	config.Timeout = auditTimeout
-	config.Wrap(func(t http.RoundTripper) http.RoundTripper { return hangUp{t} })
 	webhook, err := webhookutil.NewGenericWebhook(audit.Scheme, audit.Codecs, config, []schema.GroupVersion{auditv1.SchemeGroupVersion}, wait.Backoff{})
 	if err != nil {
 		return nil, err
 	}
 	return auditwebhook.NewDynamicBackend(webhook.RestClient, wait.Backoff{Steps: 1}), nil
-}
-
-// hangUp keeps no connection: two goroutines would read and write it after the request, and a function that was frozen
-// would find it broken.
-type hangUp struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (h hangUp) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Close = true
-	return h.RoundTripper.RoundTrip(r)
 }
 
 // auditFile appends to the file that has the path at the time. Upstream's own file rotates itself, which takes it a

@@ -1476,6 +1476,42 @@ var list = []mutant{
 		why: "a webhook takes all memory of the process with one answer",
 	},
 	{
+		name: "redirects-followed",
+		file: "internal/calls/calls.go", old: "response.StatusCode/100 == 3", new: "response.StatusCode/100 == 4",
+		tests: "TestCalls", in: "internal/apiserver",
+		why: "what a request holds is sent wherever a peer says, also in clear text",
+	},
+	{
+		name: "answers-unpacked",
+		file: "internal/calls/calls.go", old: "r.Header.Set(\"Accept-Encoding\", \"identity\")", new: "",
+		tests: "TestCalls", in: "internal/apiserver",
+		why: "a peer makes a process unpack without an end",
+	},
+	{
+		name: "issuers-called-otherwise",
+		file: "internal/apiserver/access/issuers.go", old: "calls.Whole(calls.NewTransport(certificates, nil), maxAnswer)", new: "calls.NewTransport(certificates, nil)",
+		tests: "TestCalls", in: "internal/apiserver",
+		why: "an issuer's answer has no end",
+	},
+	{
+		name: "remote-servers-called-otherwise",
+		file: "internal/apiserver/aggregation/documents.go", old: "calls.Whole(s.transport, most).RoundTrip(r)", new: "calls.NewTransport(s.transport.TLSClientConfig, nil).RoundTrip(r)",
+		tests: "TestCalls", in: "internal/apiserver",
+		why: "what a remote API server says of itself has no end",
+	},
+	{
+		name: "doors-called-otherwise",
+		file: "watcher/doorbell/doorbell.go", old: "calls.Whole(calls.NewTransport(nil, nil), mostSaid)", new: "calls.NewTransport(nil, nil)",
+		tests: "TestCalls", in: "internal/apiserver",
+		why: "a ring that is sent elsewhere takes a token along",
+	},
+	{
+		name: "place-held-by-half-an-answer",
+		file: "internal/apiserver/access/access.go", old: "response, failed = p.RoundTripper.RoundTrip(r)\n\t\treturn failed\n\t})", new: "return nil\n\t})\n\tresponse, failed = p.RoundTripper.RoundTrip(r)",
+		tests: "TestAHalfAnswerHoldsNoPlace", in: "internal/apiserver",
+		why: "a webhook that stalls in the middle of its answer takes all places",
+	},
+	{
 		name: "policies-always-compiled",
 		file: "internal/apiserver/admission/policies.go", old: "known.uid != policy.GetUID() ||", new: "true ||",
 		tests: "TestPoliciesAreCompiledOnce", in: "internal/apiserver",

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/calls"
 )
 
 const (
@@ -33,6 +34,8 @@ const (
 	ringTime = 5 * time.Second
 	// tries is how often a ring is tried.
 	tries = 5
+	// mostSaid is how many bytes of an answer are read.
+	mostSaid = 4 << 10
 )
 
 // Bell rings at URLs. It is safe for concurrent use.
@@ -59,7 +62,7 @@ type door struct {
 //
 // Requests to AWS are signed with the keys of the SDK's default chain.
 func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error) {
-	b := &Bell{every: every, client: &http.Client{Timeout: ringTime, CheckRedirect: stay}}
+	b := &Bell{every: every, client: &http.Client{Transport: calls.Whole(calls.NewTransport(nil, nil), mostSaid), Timeout: ringTime}}
 	for _, text := range urls {
 		u, err := url.Parse(text)
 		if err != nil {
@@ -85,9 +88,6 @@ func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error)
 	}
 	return b, nil
 }
-
-// stay keeps a ring where it was sent: elsewhere it would be a GET, which calls nobody, and take a token along.
-func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // String is the URL without its query, which may hold a key.
 func (d *door) String() string {
@@ -175,7 +175,7 @@ func (b *Bell) post(ctx context.Context, d *door) error {
 		return err
 	}
 	defer response.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+	said, err := io.ReadAll(io.LimitReader(response.Body, mostSaid))
 	if err == nil && response.StatusCode/100 != 2 {
 		err = fmt.Errorf("the answer is %s: %s", response.Status, said)
 	}

@@ -10,65 +10,46 @@
 package access
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
 const (
-	// maxAnswer is how many bytes of an answer are read.
+	// maxAnswer is how many bytes of an issuer's answer are read.
 	maxAnswer = 1 << 20
 	// maxAnswers is how many answers of a webhook are kept, as in upstream's webhook authorizer.
-	maxAnswers       = 8192
-	handshakeTimeout = 10 * time.Second
+	maxAnswers = 8192
 )
 
 // once asks a webhook a single time. Upstream tries again after a pause, and the request would sleep meanwhile.
 var once = wait.Backoff{Steps: 1}
 
-// transport sends requests to other servers. Each request has a connection of its own: nothing is left of it, and a
-// function that was frozen meanwhile finds no dead one.
-type transport struct{ http.RoundTripper }
+// placed sends requests of requests that have a place. They hold none until the answer is there.
+type placed struct{ http.RoundTripper }
 
-func newTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) transport {
-	if c == nil {
-		c = &tls.Config{}
-	}
-	if proxy == nil {
-		proxy = http.ProxyFromEnvironment
-	}
-	return transport{&http.Transport{TLSClientConfig: c, Proxy: proxy, TLSHandshakeTimeout: handshakeTimeout, DisableKeepAlives: true}}
-}
-
-// RoundTrip implements http.RoundTripper. The request that asks holds no place until the answer begins.
-func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip implements http.RoundTripper.
+func (p placed) RoundTrip(r *http.Request) (*http.Response, error) {
 	var response *http.Response
 	var failed error
 	err := kubestore.WithoutPlace(r.Context(), func() error {
-		response, failed = t.RoundTripper.RoundTrip(r)
+		response, failed = p.RoundTripper.RoundTrip(r)
 		return failed
 	})
 	if failed != nil {
 		return nil, failed
 	}
 	if err != nil {
-		if response != nil {
-			_ = response.Body.Close()
-		}
 		return nil, placeless{err}
 	}
-	response.Body = http.MaxBytesReader(nil, response.Body, maxAnswer)
 	return response, nil
 }
 
@@ -86,21 +67,13 @@ func endPlaceless(err error) {
 
 // client says how to ask the webhook that a kubeconfig leads to.
 func client(kubeconfig string) (*rest.Config, error) {
-	c, err := webhookutil.LoadKubeconfig(kubeconfig, nil)
+	c, err := calls.Webhook(kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig of a webhook '%s': %w", kubeconfig, err)
+		return nil, err
 	}
 	if !strings.HasPrefix(c.Host, "https://") {
 		return nil, fmt.Errorf("the server in '%s' is '%s': it must be an 'https://' URL", kubeconfig, c.Host)
 	}
-	if c.ExecProvider != nil || c.AuthProvider != nil {
-		return nil, fmt.Errorf("the user in '%s' has a command or a plugin: give a certificate, a token or a password", kubeconfig)
-	}
-	certificates, err := rest.TLSConfigFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("read the certificates of '%s': %w", kubeconfig, err)
-	}
-	c.Transport = newTransport(certificates, c.Proxy)
-	c.TLSClientConfig, c.Proxy = rest.TLSClientConfig{}, nil // the transport has them
+	c.Transport = placed{c.Transport}
 	return c, nil
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/reload"
 )
 
@@ -112,7 +113,7 @@ func newIssuer(j apiserver.JWTAuthenticator, compiler authenticationcel.Compiler
 			return nil, fmt.Errorf("read 'issuer.certificateAuthority': %w", err)
 		}
 	}
-	client := &http.Client{Transport: newTransport(certificates, nil)}
+	client := &http.Client{Transport: placed{calls.Whole(calls.NewTransport(certificates, nil), maxAnswer)}}
 	keys := newKeySet(j, client)
 	j.Issuer.DiscoveryURL = "" // the keys know it; with keys of its own upstream accepts none
 	return oidc.New(context.Background(), oidc.Options{

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -26,6 +27,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -111,21 +113,22 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 	return f.Factory.InformerFor(object, make)
 }
 
-// Calls says how webhooks are called: with a bound on their answers, and one that is named by a Service at an endpoint
-// of that.
+// Calls says how webhooks are called: with the credentials that the operator has given for them, and at an endpoint of
+// the Service if they are named by one.
 func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
-	bound := func(c *rest.Config, err error) (*rest.Config, error) {
+	configure := func(hostPort string) (*rest.Config, error) {
+		known, err := upstream.ClientConfigFor(hostPort)
 		if err != nil {
 			return nil, err
 		}
-		c = rest.CopyConfig(c)
-		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return boundedAnswers{sender} })
+		c := rest.CopyConfig(known)
+		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return calls.Whole(sender, maxAnswer) })
 		return c, nil
 	}
 	return &webhookutil.AuthenticationInfoResolverDelegator{
-		ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return bound(upstream.ClientConfigFor(hostPort)) },
+		ClientConfigForFunc: configure,
 		ClientConfigForServiceFunc: func(name, namespace string, port int) (*rest.Config, error) {
-			c, err := bound(upstream.ClientConfigForService(name, namespace, port))
+			c, err := configure(net.JoinHostPort(name+"."+namespace+".svc", strconv.Itoa(port)))
 			if err == nil {
 				c.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 					return s.dial(ctx, network, namespace, name, int32(port))
@@ -189,18 +192,6 @@ func IsAboutUnread(text string) bool { return strings.Contains(text, unreadServi
 // maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
 // without an end, and a webhook could take all memory of the process.
 const maxAnswer = 8 << 20
-
-// boundedAnswers makes a webhook whose answer is longer one that fails.
-type boundedAnswers struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (b boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := b.RoundTripper.RoundTrip(r)
-	if err == nil {
-		response.Body = http.MaxBytesReader(nil, response.Body, maxAnswer)
-	}
-	return response, err
-}
 
 // Services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
 // by default, which leads nowhere without a kube-proxy beside the process.

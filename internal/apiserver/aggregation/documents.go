@@ -27,6 +27,8 @@ import (
 	openapiaggregator "k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/calls"
 )
 
 const (
@@ -48,7 +50,7 @@ type answer struct {
 	body   []byte
 }
 
-// get asks a server for a document. It follows no redirect.
+// get asks a server for a document.
 func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path string, header http.Header, most int64) (answer, error) {
 	endpoint, err := a.locate(s)
 	if err != nil {
@@ -61,15 +63,12 @@ func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path stri
 	}
 	r.Header = header
 	transport.SetAuthProxyHeaders(r, as.GetName(), as.GetUID(), as.GetGroups(), as.GetExtra())
-	response, err := s.transport.RoundTrip(r)
+	response, err := calls.Whole(s.transport, most).RoundTrip(r)
 	if err != nil {
 		return answer{}, err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, most+1))
-	if err == nil && int64(len(body)) > most {
-		err = fmt.Errorf("%s of Service %s/%s has more than %d bytes", path, s.key.namespace, s.key.name, most)
-	}
+	body, err := io.ReadAll(response.Body)
 	return answer{response.StatusCode, response.Header, body}, err
 }
 

@@ -104,7 +104,7 @@ func Sign(t testing.TB, key jose.SigningKey, claims map[string]any) string {
 // to it.
 func (i *Issuer) Config(t testing.TB, more string) string {
 	t.Helper()
-	authority, err := json.Marshal(authorityOf(i.Server))
+	authority, err := json.Marshal(AuthorityOf(i.Server))
 	require.NoError(t, err)
 	return Write(t, fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration","jwt":[{"issuer":{"url":%q,"certificateAuthority":%s,"audiences":[%q]},`+
 		`"claimMappings":{"username":{"claim":"sub","prefix":"its:"},"groups":{"claim":"groups","prefix":"its:"}}}]%s}`, i.URL, authority, Audience, more))
@@ -124,7 +124,13 @@ func NewWebhook(t testing.TB, answer func(r *http.Request, review map[string]any
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(server.Close)
-	authority, err := json.Marshal([]byte(authorityOf(server))) // base64
+	return Kubeconfig(t, server)
+}
+
+// Kubeconfig writes one that leads to a server.
+func Kubeconfig(t testing.TB, server *httptest.Server) string {
+	t.Helper()
+	authority, err := json.Marshal([]byte(AuthorityOf(server))) // base64
 	require.NoError(t, err)
 	return Write(t, fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],`+
 		`"clusters":[{"name":"a","cluster":{"server":%q,"certificate-authority-data":%s}}]}`, server.URL+"/review", authority))
@@ -138,6 +144,7 @@ func Write(t testing.TB, text string) string {
 	return path
 }
 
-func authorityOf(s *httptest.Server) string {
+// AuthorityOf is the certificate of a server, in PEM, which is its own authority.
+func AuthorityOf(s *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }

@@ -1,0 +1,354 @@
+package apiserver
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/test/product"
+	"github.com/logplane/logplane/watcher/doorbell"
+)
+
+// peer is a server that is called, at an own address of this machine. It answers '{}' until it has a fault.
+type peer struct {
+	*httptest.Server
+	plain *httptest.Server // the same by plain HTTP
+	fault atomic.Pointer[string]
+
+	asked       chan *http.Request
+	begun, left chan struct{} // get each call that has half an answer, and each that was stalled and has ended
+	sent        atomic.Int64  // bytes of answers
+	moved       atomic.Int64  // calls that went where the peer redirects to
+}
+
+const service = `{"namespace":"default","name":"peer"}`
+
+func newPeer(t *testing.T) *peer {
+	p := &peer{asked: make(chan *http.Request, 1000), begun: make(chan struct{}, 1000), left: make(chan struct{}, 1000)}
+	p.set("")
+	own, authority := product.OwnAddress(t), newAuthority(t)
+	certificate, key := authority.sign(t, &x509.Certificate{
+		DNSNames: []string{"peer.default.svc"}, IPAddresses: []net.IP{net.ParseIP(own)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	pair, err := tls.X509KeyPair(certificate, key)
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", net.JoinHostPort(own, "0"))
+	require.NoError(t, err)
+	p.Server = httptest.NewUnstartedServer(p)
+	_ = p.Listener.Close()
+	p.Listener, p.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert}
+	p.StartTLS()
+	p.plain = httptest.NewServer(p)
+	t.Cleanup(p.Close)
+	t.Cleanup(p.plain.Close)
+	return p
+}
+
+func (p *peer) set(fault string) { p.fault.Store(&fault) }
+
+// begin sets a fault, and forgets who has called until now.
+func (p *peer) begin(fault string) {
+	for len(p.asked) > 0 {
+		<-p.asked
+	}
+	p.set(fault)
+}
+
+// bomb is a mebibyte that is a gibibyte when it is unpacked.
+var bomb = sync.OnceValue(func() []byte {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	for zeros := make([]byte, 1<<20); packed.Len() < 1<<20; {
+		_, _ = w.Write(zeros)
+	}
+	_ = w.Close()
+	return packed.Bytes()
+})
+
+// ServeHTTP implements http.Handler.
+func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	if r.URL.Path == "/elsewhere" {
+		p.moved.Add(1)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	p.asked <- r
+	switch *p.fault.Load() {
+	case "":
+		_, _ = io.WriteString(w, "{}")
+	case "redirects to http":
+		http.Redirect(w, r, p.plain.URL+"/elsewhere", http.StatusTemporaryRedirect)
+	case "redirects to https":
+		http.Redirect(w, r, p.URL+"/elsewhere", http.StatusPermanentRedirect)
+	case "sends a bomb":
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(bomb())
+	case "never ends":
+		for spaces := bytes.Repeat([]byte(" "), 64<<10); ; {
+			n, err := w.Write(spaces)
+			p.sent.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	case "begins and stalls":
+		_, _ = io.WriteString(w, "{")
+		_ = http.NewResponseController(w).Flush()
+		p.begun <- struct{}{}
+		fallthrough
+	case "stalls":
+		<-r.Context().Done()
+		p.left <- struct{}{}
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// at is how an object names the peer by its URL, and service how it does by a Service. Both have its authorities.
+func (p *peer) at() string      { return `{"url":"` + p.URL + `",` + p.bundle() + `}` }
+func (p *peer) service() string { return `{"service":` + service + `,` + p.bundle() + `}` }
+func (p *peer) bundle() string {
+	return `"caBundle":"` + base64.StdEncoding.EncodeToString([]byte(accesstest.AuthorityOf(p.Server))) + `"`
+}
+
+// serve makes a Service whose endpoint the peer is.
+func (p *peer) serve(t *testing.T, s *Server, name string) {
+	host, port, err := net.SplitHostPort(p.Listener.Addr().String())
+	require.NoError(t, err)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/services", body: `{"metadata":{"name":"` + name + `"},"spec":{"clusterIP":"None","ports":[{"port":443}]}}`, loopback: true})
+	s.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", body: `{"metadata":{"name":"` + name + `-1","labels":{"kubernetes.io/service-name":"` + name + `"}},` +
+		`"addressType":"IPv4","ports":[{"name":"","port":` + port + `}],"endpoints":[{"addresses":["` + host + `"]}]}`, loopback: true})
+}
+
+// node makes a Node at an address, and a Pod there.
+func (s *Server) node(t *testing.T, name, host, port string) {
+	s.must(t, 201, request{method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"` + name + `"},"status":{"addresses":[{"type":"InternalIP","address":"` + host + `"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":` + port + `}}}}`, loopback: true})
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"` + name + `"},"spec":{"nodeName":"` + name + `","containers":[{"name":"c","image":"i"}]}}`, loopback: true})
+}
+
+func (a authority) files(t *testing.T, name pkix.Name) (certFile, keyFile string) {
+	certificate, key := a.sign(t, &x509.Certificate{Subject: name, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	folder := t.TempDir()
+	certFile, keyFile = filepath.Join(folder, "crt"), filepath.Join(folder, "key")
+	require.NoError(t, os.WriteFile(certFile, certificate, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, key, 0o600))
+	return certFile, keyFile
+}
+
+func (a authority) kubelets(t *testing.T, name pkix.Name) Kubelets {
+	certFile, keyFile := a.files(t, name)
+	return Kubelets{CertFile: certFile, KeyFile: keyFile, AddressTypes: []string{"InternalIP"}}
+}
+
+const validatingAll = `{"metadata":{"name":"all"},"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],"timeoutSeconds":1,"clientConfig":%s,` +
+	`"rules":[{"apiGroups":[""],"apiVersions":["*"],"operations":["*"],"resources":["configmaps"]}]}]}`
+
+var remoteThings = func(p *peer) string {
+	return `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1","groupPriorityMinimum":10,"versionPriority":10,"service":` + service + `,` + p.bundle() + `}}`
+}
+
+// callers are all who are called, by what. Set makes a server that calls the peer when it is asked; its answer has one
+// of the codes, whatever the peer does. What streams passes on what the peer says, and has no end of its own.
+var callers = map[string]struct {
+	codes   []int
+	streams bool
+	set     func(t *testing.T, p *peer) (ask func() int)
+}{
+	"an admission webhook":              {[]int{500}, false, func(t *testing.T, p *peer) func() int { return asksAdmission(t, p, p.at()) }},
+	"an admission webhook of a Service": {[]int{500}, false, func(t *testing.T, p *peer) func() int { return asksAdmission(t, p, p.service()) }},
+	"a conversion webhook":              {[]int{500, 504}, false, func(t *testing.T, p *peer) func() int { return asksConversion(t, p, p.at()) }},
+	"a conversion webhook of a Service": {[]int{500, 504}, false, func(t *testing.T, p *peer) func() int { return asksConversion(t, p, p.service()) }},
+	"the webhook that judges tokens": {[]int{401, 504}, false, func(t *testing.T, p *peer) func() int {
+		s := newServer(t, withTokens(t), func(c *Config) {
+			c.Authentication.Reviews = access.ReviewsConfig{File: accesstest.Kubeconfig(t, p.Server), Version: "v1"}
+		})
+		return asks(t, s, request{method: "GET", path: configMaps + "?timeout=1s"}.as("nobody"))
+	}},
+	"the webhook that judges requests": {[]int{500}, false, func(t *testing.T, p *peer) func() int {
+		s := newServer(t, withTokens(t), func(c *Config) { c.Authorization.ConfigFile = authorizationOf(t, accesstest.Kubeconfig(t, p.Server)) })
+		return asks(t, s, request{method: "GET", path: configMaps + "?timeout=1s"}.as("ann"))
+	}},
+	"an issuer": {[]int{401}, false, func(t *testing.T, p *peer) func() int {
+		issuer := &accesstest.Issuer{Server: p.Server}
+		issuer.Rotate(t)
+		s := newServer(t, func(c *Config) { c.Authentication.ConfigFile = issuer.Config(t, "") })
+		return asks(t, s, request{method: "GET", path: configMaps}.bearing(issuer.Token(t, nil)))
+	}},
+	"the webhook that gets records": {[]int{500}, false, func(t *testing.T, p *peer) func() int {
+		s := newServer(t, func(c *Config) {
+			c.Audit = Audit{PolicyFile: auditPolicy(t), WebhookConfigFile: accesstest.Kubeconfig(t, p.Server), WebhookMode: auditStrict}
+		})
+		return asks(t, s, request{method: "GET", path: configMaps})
+	}},
+	"a remote API server's discovery": {[]int{200}, false, func(t *testing.T, p *peer) func() int {
+		return asks(t, p.remote(t), request{method: "GET", path: "/apis", accept: aggregatedJSON})
+	}},
+	"a remote API server's documents": {[]int{200}, false, func(t *testing.T, p *peer) func() int {
+		return asks(t, p.remote(t), request{method: "GET", path: "/openapi/v3"})
+	}},
+	"a remote API server's condition": {[]int{503}, false, func(t *testing.T, p *peer) func() int {
+		s, service := p.remote(t), &apiregistrationv1.APIService{}
+		require.NoError(t, json.Unmarshal([]byte(remoteThings(p)), service))
+		return func() int {
+			condition, err := s.CheckRemote(t.Context(), service)
+			assert.NoError(t, err)
+			assert.Equal(t, apiregistrationv1.ConditionFalse, condition.Status, condition.Message)
+			return 503
+		}
+	}},
+	"a remote API server": {[]int{502, 503}, true, func(t *testing.T, p *peer) func() int {
+		return asks(t, p.remote(t), request{method: "GET", path: "/apis/remote.ex/v1/things"})
+	}},
+	"a kubelet for a log": {[]int{500}, true, func(t *testing.T, p *peer) func() int {
+		return asks(t, p.kubelet(t), request{method: "GET", path: "/api/v1/namespaces/default/pods/n/log"})
+	}},
+	"a kubelet": {[]int{307, 308}, true, func(t *testing.T, p *peer) func() int {
+		return asks(t, p.kubelet(t), request{method: "GET", path: "/api/v1/nodes/n/proxy/x"})
+	}},
+	"a door": {[]int{0}, false, func(t *testing.T, p *peer) func() int {
+		return func() int {
+			ctx, stop := context.WithCancel(t.Context())
+			bell, err := doorbell.New(ctx, []string{p.plain.URL}, time.Millisecond)
+			assert.NoError(t, err)
+			done := make(chan error, 1)
+			go func() { done <- bell.Run(ctx) }()
+			bell.Work()
+			first := <-p.asked
+			bell.Work()
+			<-p.asked // the first has ended
+			p.asked <- first
+			stop()
+			assert.NoError(t, <-done)
+			return 0
+		}
+	}},
+}
+
+func asks(t *testing.T, s *Server, r request) func() int {
+	return func() int { return r.do(t, s).code }
+}
+
+func asksAdmission(t *testing.T, p *peer, clientConfig string) func() int {
+	s := newServer(t)
+	p.serve(t, s, "peer")
+	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: fmt.Sprintf(validatingAll, clientConfig)})
+	return asks(t, s, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+}
+
+func asksConversion(t *testing.T, p *peer, clientConfig string) func() int {
+	s := newServer(t)
+	p.serve(t, s, "peer")
+	s.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD("thing", clientConfig)})
+	s.must(t, 201, request{method: "POST", path: "/apis/ex.com/v1/namespaces/default/things", body: fmt.Sprintf(outageCustom, "x")})
+	return asks(t, s, request{method: "GET", path: "/apis/ex.com/v2/namespaces/default/things/x?timeout=1s"})
+}
+
+func (p *peer) remote(t *testing.T) *Server {
+	s := newServer(t)
+	p.serve(t, s, "peer")
+	s.must(t, 201, request{method: "POST", path: apiServices, body: remoteThings(p)})
+	return s
+}
+
+func (p *peer) kubelet(t *testing.T) *Server {
+	s := newServer(t, func(c *Config) {
+		c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"})
+	})
+	host, port, err := net.SplitHostPort(p.Listener.Addr().String())
+	require.NoError(t, err)
+	s.node(t, "n", host, port)
+	return s
+}
+
+// TestCalls: whoever is called, what a request holds goes nowhere else, and no answer takes more memory than it may,
+// compressed or not.
+func TestCalls(t *testing.T) {
+	for who, caller := range callers {
+		faults := []string{"redirects to http", "redirects to https"}
+		if !caller.streams {
+			faults = append(faults, "sends a bomb", "never ends")
+		}
+		for _, fault := range faults {
+			p, what := newPeer(t), who+" "+fault
+			ask := caller.set(t, p)
+			p.begin(fault)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			code := ask()
+			runtime.ReadMemStats(&after)
+			if heard := who == "the webhook that gets records" && fault == "never ends"; !heard {
+				require.Contains(t, caller.codes, code, what)
+			}
+			asked := <-p.asked
+			if !caller.streams {
+				require.Equal(t, "identity", asked.Header.Get("Accept-Encoding"), what)
+			}
+			require.Zero(t, p.moved.Load(), what)
+			require.Less(t, p.sent.Load(), int64(64<<20), what)
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(256<<20), what)
+		}
+	}
+}
+
+// TestCallsThatStall: a call ends, whoever is called, also if the peer does not end its answer.
+func TestCallsThatStall(t *testing.T) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for who, caller := range callers {
+		if caller.streams || testing.Short() && strings.Contains(who, "conversion") { // which has half a minute upstream, too
+			continue
+		}
+		for _, fault := range []string{"stalls", "begins and stalls"} {
+			p, what := newPeer(t), who+" "+fault
+			ask := caller.set(t, p)
+			p.begin(fault)
+			running.Go(func() {
+				assert.Contains(t, caller.codes, ask(), what)
+				<-p.left
+			})
+		}
+	}
+}
+
+// TestAHalfAnswerHoldsNoPlace: a request whose webhook has begun to answer leaves its place to others.
+func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
+	p := newPeer(t)
+	s := newServer(t, withTokens(t), func(c *Config) {
+		c.Authentication.Reviews = access.ReviewsConfig{File: accesstest.Kubeconfig(t, p.Server), Version: "v1"}
+		c.Requests = RequestLimits{Mutating: 1, Timeout: 4 * time.Second}
+	})
+	p.set("begins and stalls")
+	asked := make(chan int, 1)
+	go func() {
+		asked <- request{method: "POST", path: reviewsPath, body: `{"spec":{"token":"x"}}`}.as("ann").do(t, s).code
+	}()
+	<-p.begun
+	for len(p.left) == 0 { // one is asked while the rest of the answer is waited for
+		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x"}}`}.as("bob"))
+	}
+	<-asked
+}

@@ -1,0 +1,98 @@
+// Package calls is how Logplane's servers call others over HTTP.
+//
+// Nouns. A peer is whoever is called. An operator's flags and files name some: the webhooks that judge tokens and
+// requests, the one that gets records, issuers, and the doors of a doorbell. Objects name others, and whoever writes
+// those chooses where the peer is: admission and conversion webhooks, remote API servers, kubelets, and Pods.
+//
+// Whole is the policy for answers that are documents. Answers that are passed on to a client as they come, such as logs,
+// are not bounded.
+package calls
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	handshakeTimeout = 10 * time.Second
+	// mostSaid is how many bytes of an answer of an operator's webhook are read.
+	mostSaid = 1 << 20
+)
+
+// Whole sends requests by the sender, and returns when the whole answer is there. It follows no redirect: what a
+// request holds is for the peer alone. An answer of more bytes ends with an error.
+func Whole(sender http.RoundTripper, most int64) http.RoundTripper { return whole{sender, most} }
+
+type whole struct {
+	http.RoundTripper
+	most int64
+}
+
+// RoundTrip implements http.RoundTripper. Net/http would ask for gzip by itself, and a small answer could become any
+// amount of bytes, or any amount of work without a byte.
+func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Accept-Encoding", "identity")
+	response, err := w.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode/100 == 3 && response.Header.Get("Location") != "" {
+		return nil, fmt.Errorf("the answer is a redirect (%d), and none is followed: configure the URL that it leads to", response.StatusCode)
+	}
+	if packed := response.Header.Get("Content-Encoding"); packed != "" && packed != "identity" {
+		return nil, fmt.Errorf("the answer is compressed (%.20q), though the request accepts only 'identity'", packed)
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, w.most+1))
+	if int64(len(body)) > w.most {
+		err = fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
+	}
+	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), end{err}))
+	return response, nil
+}
+
+// end is how an answer ends.
+type end struct{ err error }
+
+// Read implements io.Reader.
+func (e end) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
+
+// NewTransport connects to an operator's peer. Each call has a connection of its own: nothing is left of it, and a
+// function that was frozen meanwhile finds no dead one. The proxy may be nil for that of the environment.
+func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *http.Transport {
+	if c == nil {
+		c = &tls.Config{}
+	}
+	if proxy == nil {
+		proxy = http.ProxyFromEnvironment
+	}
+	return &http.Transport{TLSClientConfig: c, Proxy: proxy, TLSHandshakeTimeout: handshakeTimeout, DisableKeepAlives: true}
+}
+
+// Webhook says how to call the webhook that an operator's kubeconfig leads to.
+func Webhook(kubeconfig string) (*rest.Config, error) {
+	c, err := webhookutil.LoadKubeconfig(kubeconfig, nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig of a webhook '%s': %w", kubeconfig, err)
+	}
+	if c.ExecProvider != nil || c.AuthProvider != nil {
+		return nil, fmt.Errorf("the user in '%s' has a command or a plugin: give a certificate, a token or a password", kubeconfig)
+	}
+	certificates, err := rest.TLSConfigFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificates of '%s': %w", kubeconfig, err)
+	}
+	c.Transport = Whole(NewTransport(certificates, c.Proxy), mostSaid)
+	c.TLSClientConfig, c.Proxy = rest.TLSClientConfig{}, nil // the transport has them
+	return c, nil
+}
