@@ -257,7 +257,7 @@ func (c *connection) dial() (eventlog.Config, error) {
 
 // apiserver sets what must be the same in every process that writes objects.
 func (c *connection) apiserver(opened *cell) apiserver.Config {
-	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA, ForbidPrivileged: !c.allowPrivileged}
+	return apiserver.Config{BeyondLoopback: true, Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA, ForbidPrivileged: !c.allowPrivileged}
 }
 
 // inProcess is an apiserver that only this process calls.

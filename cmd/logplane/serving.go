@@ -215,6 +215,7 @@ func (s *serving) configure(c *apiserver.Config) {
 		c.ExternalAddress = s.listen
 	}
 	c.LoopbackOnly = !s.authenticated()
+	c.BeyondLoopback = s.lambda || !serve.IsLoopback(s.listen)
 	s.accounts.NoExtension = !s.extend
 	c.Authentication = s.authentication()
 	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode, ConfigFile: s.authorizationConfig}

@@ -8,15 +8,18 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +28,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/dns/dnsmessage"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
@@ -351,4 +355,83 @@ func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
 		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x"}}`}.as("bob"))
 	}
 	<-asked
+}
+
+// TestNoAddressOfThisMachine: where others reach the server, an object that names an address of this machine, or a name
+// of such, is not called.
+func TestNoAddressOfThisMachine(t *testing.T) {
+	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
+	t.Cleanup(local.Close)
+	_, port, err := net.SplitHostPort(local.Listener.Addr().String())
+	require.NoError(t, err)
+	beyond := func(c *Config) {
+		c.BeyondLoopback = true
+		c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"})
+	}
+	const says = "which no object may name"
+	s := newServer(t, beyond)
+	for i, host := range []string{"127.0.0.1", "127.1.2.3", "localhost", "0.0.0.0", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[fe80::1]"} {
+		at := `{"url":"https://` + net.JoinHostPort(strings.Trim(host, "[]"), port) + `"}`
+		path := validatingWebhooks + "/all"
+		s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: fmt.Sprintf(validatingAll, at)})
+		require.Contains(t, s.must(t, 500, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}).body, says, host)
+		s.must(t, 200, request{method: "DELETE", path: path})
+
+		thing := "thing" + strconv.Itoa(i)
+		s.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD(thing, at)})
+		s.must(t, 201, request{method: "POST", path: "/apis/ex.com/v1/namespaces/default/" + thing + "s", body: strings.Replace(fmt.Sprintf(outageCustom, "x"), "Thing", "T"+thing[1:], 1)})
+		require.Contains(t, s.must(t, 500, request{method: "GET", path: "/apis/ex.com/v2/namespaces/default/" + thing + "s/x"}).body, says, host)
+	}
+	s.node(t, "n", "127.0.0.1", port)
+	require.Contains(t, s.must(t, 500, request{method: "GET", path: "/api/v1/namespaces/default/pods/n/log"}).body, says)
+}
+
+// TestNamesThatChange: an address counts when it is called, whatever its name meant when it was checked.
+func TestNamesThatChange(t *testing.T) {
+	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
+	t.Cleanup(local.Close)
+	_, port, err := net.SplitHostPort(local.Listener.Addr().String())
+	require.NoError(t, err)
+	own, asked := netip.MustParseAddr(product.OwnAddress(t)).As4(), atomic.Int64{}
+	before := net.DefaultResolver
+	t.Cleanup(func() { net.DefaultResolver = before })
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe() // as by TCP, each message after its length
+		go func() {
+			defer ours.Close()
+			var length [2]byte
+			for {
+				if _, err := io.ReadFull(ours, length[:]); err != nil {
+					return
+				}
+				message := make([]byte, binary.BigEndian.Uint16(length[:]))
+				var m dnsmessage.Message
+				if _, err := io.ReadFull(ours, message); err != nil || m.Unpack(message) != nil {
+					return
+				}
+				m.Response, m.Additionals = true, nil
+				if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+					at := dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}}
+					if asked.Add(1) == 1 {
+						at.A = own
+					}
+					m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class}, Body: &at}}
+				}
+				packed, _ := m.Pack()
+				_, _ = ours.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packed))), packed...))
+			}
+		}()
+		return theirs, nil
+	}}
+	s := newServer(t, func(c *Config) {
+		c.BeyondLoopback = true
+		c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"})
+	})
+	s.node(t, "n", "node.example.", port)
+	for _, node := range []string{"n", "https:n:" + port, "https:n:1" + port[1:]} {
+		asked.Store(0)
+		got := request{method: "GET", path: "/api/v1/nodes/" + node + "/proxy/x"}.do(t, s)
+		require.Contains(t, got.body, "which no object may name", node)
+		require.EqualValues(t, 2, asked.Load(), node)
+	}
 }

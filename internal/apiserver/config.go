@@ -34,6 +34,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/calls"
 )
 
 // eventTTL is kube-apiserver's --event-ttl.
@@ -107,7 +108,8 @@ func (s *Server) configure() error {
 	}
 	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
 
-	if s.servers, err = dynamic.NewServices(s.listers); err != nil {
+	s.dialer = calls.NewDialer(s.config.BeyondLoopback)
+	if s.servers, err = dynamic.NewServices(s.listers, s.dialer); err != nil {
 		return err
 	}
 	s.definitions = customresources.NewReader(s.listers)
@@ -124,7 +126,7 @@ func (s *Server) configure() error {
 		return fmt.Errorf("configure aggregation: %w", err)
 	}
 
-	if s.kubelets, err = s.config.Kubelets.open(); err != nil {
+	if s.kubelets, err = s.config.Kubelets.open(s.dialer); err != nil {
 		return err
 	}
 	s.nodes = nodes.New(s.config.Cell.Projection, s.listers)
@@ -156,7 +158,7 @@ func (s *Server) configure() error {
 // newAggregator makes what forwards requests to other API servers.
 func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 	return aggregation.New(aggregation.Config{
-		Listers: s.listers, Services: s.servers, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
+		Listers: s.listers, Services: s.servers, Dialer: s.dialer, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
 		Timeout: s.generic.RequestTimeout, Fail: s.fail, Logger: s.config.Logger,
 	})
 }

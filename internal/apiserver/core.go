@@ -52,6 +52,8 @@ type coreProvider struct {
 
 // newCoreStorage builds the core group; building it reads nothing.
 func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
+	pods := controlplaneapiserver.CreateProxyTransport()
+	pods.DialContext = s.dialer.DialContext
 	p := &coreProvider{
 		GenericConfig: corerest.GenericConfig{
 			StorageFactory:       s.stores.Factory(),
@@ -63,7 +65,7 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 		authorizer: s.generic.Authorization.Authorizer,
 		addresses:  s.config.Kubelets.AddressTypes,
 		kubelets:   s.kubelets,
-		pods:       controlplaneapiserver.CreateProxyTransport(),
+		pods:       pods,
 		services: services.Config{
 			Cell: s.config.Cell, Ranges: s.config.Services, CIDRs: s.listers.Networking().V1().ServiceCIDRs().Lister(),
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"net/http"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +34,7 @@ type Kubelets struct {
 func (k Kubelets) Configured() bool { return k.CertFile != "" }
 
 // open reads the files. It returns nil if there are none.
-func (k Kubelets) open() (*reload.Value[kubeletTransports], error) {
+func (k Kubelets) open(to *net.Dialer) (*reload.Value[kubeletTransports], error) {
 	if !k.Configured() {
 		return nil, nil
 	}
@@ -41,7 +42,7 @@ func (k Kubelets) open() (*reload.Value[kubeletTransports], error) {
 	if k.CAFile != "" {
 		files = append(files, k.CAFile)
 	}
-	transports, err := reload.New(k.transports, files...)
+	transports, err := reload.New(func() (kubeletTransports, error) { return k.transports(to) }, files...)
 	if err != nil {
 		return nil, fmt.Errorf("read the credentials for kubelets: %w", err)
 	}
@@ -52,7 +53,7 @@ func (k Kubelets) open() (*reload.Value[kubeletTransports], error) {
 // whose certificate need not be good.
 type kubeletTransports struct{ verified, anyone http.RoundTripper }
 
-func (k Kubelets) transports() (kubeletTransports, error) {
+func (k Kubelets) transports(to *net.Dialer) (kubeletTransports, error) {
 	certificate, err := tls.LoadX509KeyPair(k.CertFile, k.KeyFile)
 	if err != nil {
 		return kubeletTransports{}, err
@@ -67,11 +68,11 @@ func (k Kubelets) transports() (kubeletTransports, error) {
 			return kubeletTransports{}, err
 		}
 	}
-	return kubeletTransports{verified: kubeletTransport(verified), anyone: kubeletTransport(anyone)}, nil
+	return kubeletTransports{verified: kubeletTransport(verified, to), anyone: kubeletTransport(anyone, to)}, nil
 }
 
-func kubeletTransport(secured *tls.Config) http.RoundTripper {
-	return utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: secured})
+func kubeletTransport(secured *tls.Config, to *net.Dialer) http.RoundTripper {
+	return utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: secured, DialContext: to.DialContext})
 }
 
 // kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. But its connections need a goroutine

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"log/slog"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -41,6 +42,9 @@ type Config struct {
 	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web page can use
 	// a server that trusts everyone on this machine.
 	LoopbackOnly bool
+	// BeyondLoopback says that others than this machine reach the server. Then no object may name a webhook or a node
+	// whose address means this machine.
+	BeyondLoopback bool
 	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
 	Authentication Authentication
 	Authorization  Authorization
@@ -100,6 +104,8 @@ type Server struct {
 	nodes *nodes.Authorizer
 	// kubelets connects to nodes, nil if it does not.
 	kubelets *reload.Value[kubeletTransports]
+	// dialer connects to whom objects name.
+	dialer *net.Dialer
 	// servers finds webhooks and remote API servers that are named by a Service.
 	servers dynamic.Services
 	// dynamic decides by webhooks and policies.

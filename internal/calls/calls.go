@@ -4,8 +4,8 @@
 // requests, the one that gets records, issuers, and the doors of a doorbell. Objects name others, and whoever writes
 // those chooses where the peer is: admission and conversion webhooks, remote API servers, kubelets, and Pods.
 //
-// Whole is the policy for answers that are documents. Answers that are passed on to a client as they come, such as logs,
-// are not bounded.
+// Whole is the policy for answers that are documents, NewDialer the one for addresses that objects name. Answers that
+// are passed on to a client as they come, such as logs, are not bounded.
 package calls
 
 import (
@@ -14,8 +14,11 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"syscall"
 	"time"
 
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
@@ -23,6 +26,7 @@ import (
 )
 
 const (
+	dialTimeout      = 10 * time.Second
 	handshakeTimeout = 10 * time.Second
 	// mostSaid is how many bytes of an answer of an operator's webhook are read.
 	mostSaid = 1 << 20
@@ -66,6 +70,22 @@ type end struct{ err error }
 
 // Read implements io.Reader.
 func (e end) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
+
+// NewDialer connects to peers that objects name, whatever a name resolves to at that moment. An address that means this
+// machine, or only its own network, is refused: what listens there trusts whoever reaches it. Where everybody who
+// reaches this server is on the machine as well, loopback may be called.
+func NewDialer(beyondLoopback bool) *net.Dialer {
+	return &net.Dialer{Timeout: dialTimeout, Control: func(_, address string, _ syscall.RawConn) error {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return err
+		}
+		if ip := to.Addr().Unmap(); !ip.IsGlobalUnicast() && (beyondLoopback || !ip.IsLoopback()) {
+			return fmt.Errorf("%s is an address of this machine or its network alone, which no object may name: give the peer another", ip)
+		}
+		return nil
+	}}
+}
 
 // NewTransport connects to an operator's peer. Each call has a connection of its own: nothing is left of it, and a
 // function that was frozen meanwhile finds no dead one. The proxy may be nil for that of the environment.

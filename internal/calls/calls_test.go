@@ -13,9 +13,8 @@ import (
 
 // others are the files of servers that make connections by themselves, and why they may.
 var others = map[string]string{
-	"internal/apiserver/admission/webhooks.go":  "an endpoint of a Service",
-	"internal/apiserver/aggregation/servers.go": "an endpoint of a Service; documents are sent for by Whole",
-	"internal/apiserver/kubelets.go":            "its transport carries streams",
+	"internal/apiserver/aggregation/servers.go": "its transport dials by NewDialer; documents are sent for by Whole",
+	"internal/apiserver/kubelets.go":            "its transport dials by NewDialer, and carries streams",
 	"internal/calls/calls.go":                   "the policy",
 	"internal/front/role.go":                    "a proxy passes on what api and watcher say",
 	"functions/lambda/runtime.go":               "the platform's own interface",

@@ -1512,6 +1512,24 @@ var list = []mutant{
 		why: "a webhook that stalls in the middle of its answer takes all places",
 	},
 	{
+		name: "nodes-on-this-machine",
+		file: "internal/apiserver/kubelets.go", old: ", DialContext: to.DialContext", new: "",
+		tests: "TestNoAddressOfThisMachine", in: "internal/apiserver",
+		why: "the log of a Pod is read from whatever listens on this machine alone",
+	},
+	{
+		name: "nodes-that-move",
+		file: "internal/apiserver/core.go", old: "pods.DialContext = s.dialer.DialContext", new: "",
+		tests: "TestNamesThatChange", in: "internal/apiserver",
+		why: "a name that was checked means another address when it is called",
+	},
+	{
+		name: "webhooks-on-this-machine",
+		file: "internal/apiserver/admission/webhooks.go", old: "c.Dial = s.dialer.DialContext", new: "",
+		tests: "TestNoAddressOfThisMachine", in: "internal/apiserver",
+		why: "whoever may write a webhook calls what listens on this machine alone",
+	},
+	{
 		name: "policies-always-compiled",
 		file: "internal/apiserver/admission/policies.go", old: "known.uid != policy.GetUID() ||", new: "true ||",
 		tests: "TestPoliciesAreCompiledOnce", in: "internal/apiserver",

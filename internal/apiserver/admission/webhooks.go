@@ -122,6 +122,7 @@ func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhook
 			return nil, err
 		}
 		c := rest.CopyConfig(known)
+		c.Dial = s.dialer.DialContext
 		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return calls.Whole(sender, maxAnswer) })
 		return c, nil
 	}
@@ -164,7 +165,7 @@ func (s Services) dial(ctx context.Context, network, namespace, name string, por
 	if err != nil {
 		return nil, err
 	}
-	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
+	return s.dialer.DialContext(ctx, network, at.Host)
 }
 
 // searching lets the request know if its webhook could not be called because the Service could not be read. That is no
@@ -198,18 +199,20 @@ const maxAnswer = 8 << 20
 type Services struct {
 	services  corelisters.ServiceLister
 	endpoints proxy.EndpointSliceGetter
+	dialer    *net.Dialer
 }
 
 var _ webhookutil.ServiceResolver = Services{}
 
 // NewServices returns what finds endpoints of Services, for webhooks and for remote API servers. An endpoint is an
-// address, and never one that names this machine: validation refuses those. A name could stand for any.
-func NewServices(f *listers.Factory) (Services, error) {
+// address, and never one that names this machine: validation refuses those. A name could stand for any. The dialer
+// connects to endpoints, and to webhooks that are named by URLs.
+func NewServices(f *listers.Factory, dialer *net.Dialer) (Services, error) {
 	endpoints, err := proxy.NewEndpointSliceListerGetter(f.Discovery().V1().EndpointSlices().Lister())
 	if err != nil {
 		return Services{}, fmt.Errorf("find the endpoints of Services: %w", err)
 	}
-	return Services{f.Core().V1().Services().Lister(), endpoints}, nil
+	return Services{f.Core().V1().Services().Lister(), endpoints, dialer}, nil
 }
 
 // ResolveEndpoint implements webhookutil.ServiceResolver. The error is listers.Unreadable if the Service could not

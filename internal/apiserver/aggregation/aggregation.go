@@ -20,6 +20,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -46,6 +47,8 @@ type Config struct {
 	Listers *listers.Factory
 	// Services finds an endpoint of a Service. Only what it finds is ever called.
 	Services webhook.ServiceResolver
+	// Dialer connects to such an endpoint.
+	Dialer *net.Dialer
 	// CertFile and KeyFile hold the certificate by which remote servers know this one. They are empty for none.
 	CertFile, KeyFile string
 	// Timeout is how long a remote server may take to begin its answer.

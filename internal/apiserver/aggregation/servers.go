@@ -111,7 +111,8 @@ func (a *Aggregator) dial(ctx context.Context, network, address string) (net.Con
 	if err := a.isDown(address); err != nil {
 		return nil, err
 	}
-	dialer := net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
+	dialer := *a.config.Dialer
+	dialer.Timeout = dialTimeout
 	conn, err := dialer.DialContext(ctx, network, address)
 	switch {
 	case err == nil:

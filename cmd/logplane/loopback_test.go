@@ -1,0 +1,24 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver"
+)
+
+// TestBeyondLoopback: objects may name addresses of this machine only where nobody else reaches the process.
+func TestBeyondLoopback(t *testing.T) {
+	c := (&connection{}).apiserver(&cell{})
+	require.True(t, c.BeyondLoopback, "a process that serves nobody")
+	for listen, beyond := range map[string]bool{"127.0.0.1:1": false, "[::1]:1": false, "localhost:1": false, "0.0.0.0:1": true, ":1": true, "10.0.0.1:1": true} {
+		for _, lambda := range []bool{false, true} {
+			s := &serving{lambda: lambda}
+			s.listen = listen
+			c := apiserver.Config{}
+			s.configure(&c)
+			require.Equal(t, beyond || lambda, c.BeyondLoopback, listen)
+		}
+	}
+}
