@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/csv"
 	"fmt"
@@ -85,9 +86,9 @@ func (a Authentication) issuers(authorization Authorization) (*access.Issuers, e
 	return access.NewIssuers(access.IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
 }
 
-// credentials says whose credentials a request shows. Accounts knows the tokens of service accounts, issuers those of
-// others; both may be nil. Audiences are those of this API.
-func (a Authentication) credentials(accounts authenticator.Token, issuers *access.Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
+// credentials says whose credentials a request shows. Certificates that are the server's own are nobody's. Accounts
+// knows the tokens of service accounts, issuers those of others; both may be nil. Audiences are those of this API.
+func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *access.Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
 	var known []authenticator.Token
 	if a.ClientCAFile != "" {
@@ -96,7 +97,7 @@ func (a Authentication) credentials(accounts authenticator.Token, issuers *acces
 			return nil, fmt.Errorf("read the client CA: %w", err)
 		}
 		trusted := func() (x509.VerifyOptions, bool) { return options.Get(), true }
-		credentials = append(credentials, untilCertificateEnds(x509request.NewDynamic(trusted, x509request.CommonNameUserConversion)))
+		credentials = append(credentials, unlessOwn(isOwn, untilCertificateEnds(x509request.NewDynamic(trusted, x509request.CommonNameUserConversion))))
 	}
 	if a.TokenFile != "" {
 		file, err := reload.New(func() (authenticator.Token, error) { return readTokens(a.TokenFile) }, a.TokenFile)
@@ -126,6 +127,23 @@ func (a Authentication) credentials(accounts authenticator.Token, issuers *acces
 		credentials = append(credentials, bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens))
 	}
 	return authngroup.NewAuthenticatedGroupAdder(union.New(credentials...)), nil
+}
+
+// unlessOwn takes a request with a certificate of this server's own for one without. Whoever names a node or a remote
+// API server could otherwise have this API call itself, as whom the certificate names.
+func unlessOwn(isOwn func(*x509.Certificate) bool, certificates authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && isOwn(r.TLS.PeerCertificates[0]) {
+			return nil, false, nil
+		}
+		return certificates.AuthenticateRequest(r)
+	})
+}
+
+// isOwn says whether a certificate is one by which kubelets or remote API servers know this server.
+func (s *Server) isOwn(c *x509.Certificate) bool {
+	is := func(own *tls.Certificate) bool { return own != nil && bytes.Equal(own.Certificate[0], c.Raw) }
+	return is(s.aggregator.Certificate()) || s.kubelets != nil && is(s.kubelets.Get().certificate)
 }
 
 // untilCertificateEnds ends a watch with the certificate that opened it.

@@ -29,6 +29,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/dns/dnsmessage"
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
@@ -56,7 +58,7 @@ func newPeer(t *testing.T) *peer {
 	p.set("")
 	own, authority := product.OwnAddress(t), newAuthority(t)
 	certificate, key := authority.sign(t, &x509.Certificate{
-		DNSNames: []string{"peer.default.svc"}, IPAddresses: []net.IP{net.ParseIP(own)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{"peer.default.svc", "kubernetes.default.svc"}, IPAddresses: []net.IP{net.ParseIP(own)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	pair, err := tls.X509KeyPair(certificate, key)
 	require.NoError(t, err)
@@ -434,4 +436,69 @@ func TestNamesThatChange(t *testing.T) {
 		require.Contains(t, got.body, "which no object may name", node)
 		require.EqualValues(t, 2, asked.Load(), node)
 	}
+}
+
+// TestCallsToItself: who makes this API call itself makes it do no more than a client without credentials could.
+func TestCallsToItself(t *testing.T) {
+	authority, folder := newAuthority(t), t.TempDir()
+	ca := filepath.Join(folder, "ca")
+	require.NoError(t, os.WriteFile(ca, authority.pem(), 0o600))
+	privileged := pkix.Name{CommonName: "kube-apiserver", Organization: []string{"system:masters"}}
+	s := newServer(t, func(c *Config) {
+		c.Authentication.ClientCAFile = ca
+		c.Kubelets = authority.kubelets(t, privileged)
+		c.ProxyClientCertFile, c.ProxyClientKeyFile = authority.files(t, privileged)
+	})
+	var calls atomic.Int64
+	itself := newPeer(t)
+	itself.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		if known, ok, _ := s.generic.Authentication.Authenticator.AuthenticateRequest(r.Clone(r.Context())); ok {
+			t.Errorf("%s %s was called as %s", r.Method, r.URL, known.User.GetName())
+		}
+		s.ServeHTTP(w, r)
+	})
+	itself.serve(t, s, "peer")
+	itself.serve(t, s, "kubernetes")
+	host, port, err := net.SplitHostPort(itself.Listener.Addr().String())
+	require.NoError(t, err)
+	s.node(t, "n", host, port)
+	ask := func(r request) string {
+		t.Helper()
+		before := calls.Load()
+		r.loopback = true
+		got := r.do(t, s)
+		require.GreaterOrEqual(t, got.code, 400, got.body)
+		require.Greater(t, calls.Load(), before)
+		return got.body
+	}
+	for _, path := range []string{"/api/v1/nodes/n/proxy/api/v1/secrets", "/api/v1/namespaces/default/pods/n/log"} {
+		ask(request{method: "GET", path: path})
+	}
+	s.must(t, 201, request{method: "POST", path: apiServices, body: remoteThings(itself), loopback: true})
+	ask(request{method: "GET", path: "/apis/remote.ex/v1/things"})
+	path := `,"path":"/api/v1/namespaces/default/configmaps"}`
+	for i, clientConfig := range []string{
+		strings.Replace(itself.service(), service, `{"namespace":"default","name":"kubernetes"`+path, 1),
+		strings.Replace(itself.at(), itself.URL, itself.URL+configMaps, 1),
+	} {
+		thing := "thing" + strconv.Itoa(i)
+		s.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD(thing, clientConfig), loopback: true})
+		s.must(t, 201, request{method: "POST", path: "/apis/ex.com/v1/namespaces/default/" + thing + "s", body: strings.Replace(fmt.Sprintf(outageCustom, "x"), "Thing", "T"+thing[1:], 1), loopback: true})
+		ask(request{method: "GET", path: "/apis/ex.com/v2/namespaces/default/" + thing + "s/x"})
+		s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: fmt.Sprintf(validatingAll, clientConfig), loopback: true})
+		ask(request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+		s.must(t, 200, request{method: "DELETE", path: validatingWebhooks + "/all", loopback: true})
+	}
+
+	// Upstream's resolver has the token of the process's own Pod for this one.
+	known := s.servers.Calls(&webhookutil.AuthenticationInfoResolverDelegator{ClientConfigForFunc: func(string) (*rest.Config, error) { return &rest.Config{BearerToken: "secret"}, nil }})
+	byURL, err := known.ClientConfigFor("kubernetes.default.svc:443")
+	require.NoError(t, err)
+	byService, err := known.ClientConfigForService("kubernetes", "default", 443)
+	require.NoError(t, err)
+	require.Empty(t, byURL.BearerToken+byService.BearerToken)
+	other, err := known.ClientConfigForService("hook", "default", 443)
+	require.NoError(t, err)
+	require.Equal(t, "secret", other.BearerToken, "the operator's kubeconfig has it for that one")
 }

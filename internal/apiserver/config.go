@@ -141,7 +141,7 @@ func (s *Server) configure() error {
 	if err != nil {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
-	if s.credentials, err = s.config.Authentication.credentials(accounts, issuers, c.Authentication.APIAudiences); err != nil {
+	if s.credentials, err = s.config.Authentication.credentials(s.isOwn, accounts, issuers, c.Authentication.APIAudiences); err != nil {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
 	c.Authentication.Authenticator = s.config.Authentication.authenticator(s.credentials, issuers)

@@ -51,7 +51,10 @@ func (k Kubelets) open(to *net.Dialer) (*reload.Value[kubeletTransports], error)
 
 // kubeletTransports are connections to kubelets. Those of anyone are for a client that asks for a log from a kubelet
 // whose certificate need not be good.
-type kubeletTransports struct{ verified, anyone http.RoundTripper }
+type kubeletTransports struct {
+	certificate      *tls.Certificate
+	verified, anyone http.RoundTripper
+}
 
 func (k Kubelets) transports(to *net.Dialer) (kubeletTransports, error) {
 	certificate, err := tls.LoadX509KeyPair(k.CertFile, k.KeyFile)
@@ -68,7 +71,7 @@ func (k Kubelets) transports(to *net.Dialer) (kubeletTransports, error) {
 			return kubeletTransports{}, err
 		}
 	}
-	return kubeletTransports{verified: kubeletTransport(verified, to), anyone: kubeletTransport(anyone, to)}, nil
+	return kubeletTransports{certificate: &certificate, verified: kubeletTransport(verified, to), anyone: kubeletTransport(anyone, to)}, nil
 }
 
 func kubeletTransport(secured *tls.Config, to *net.Dialer) http.RoundTripper {

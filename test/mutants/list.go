@@ -1530,6 +1530,18 @@ var list = []mutant{
 		why: "whoever may write a webhook calls what listens on this machine alone",
 	},
 	{
+		name: "own-certificate-believed",
+		file: "internal/apiserver/authn.go", old: "isOwn(r.TLS.PeerCertificates[0])", new: "false",
+		tests: "TestCallsToItself", in: "internal/apiserver",
+		why: "whoever names a node is an administrator",
+	},
+	{
+		name: "own-pod-believed",
+		file: "internal/apiserver/admission/webhooks.go", old: "if hostPort != itself {", new: "if true {",
+		tests: "TestCallsToItself", in: "internal/apiserver",
+		why: "a webhook gets the token of the process's own Pod",
+	},
+	{
 		name: "policies-always-compiled",
 		file: "internal/apiserver/admission/policies.go", old: "known.uid != policy.GetUID() ||", new: "true ||",
 		tests: "TestPoliciesAreCompiledOnce", in: "internal/apiserver",

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -113,11 +114,17 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 	return f.Factory.InformerFor(object, make)
 }
 
+// itself is where upstream shows the credentials of the process's own Pod, or of its loopback client.
+const itself = "kubernetes.default.svc:443"
+
 // Calls says how webhooks are called: with the credentials that the operator has given for them, and at an endpoint of
-// the Service if they are named by one.
+// the Service if they are named by one. This API is called as by a stranger, who may have chosen the path.
 func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 	configure := func(hostPort string) (*rest.Config, error) {
-		known, err := upstream.ClientConfigFor(hostPort)
+		known, err := &rest.Config{Timeout: defaultTimeout}, error(nil)
+		if hostPort != itself {
+			known, err = upstream.ClientConfigFor(hostPort)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -190,9 +197,13 @@ const unreadService = "the Service of the webhook could not be read"
 // IsAboutUnread says whether a text tells that a webhook could not be called because its Service could not be read.
 func IsAboutUnread(text string) bool { return strings.Contains(text, unreadService) }
 
-// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
-// without an end, and a webhook could take all memory of the process.
-const maxAnswer = 8 << 20
+const (
+	// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
+	// without an end, and a webhook could take all memory of the process.
+	maxAnswer = 8 << 20
+	// defaultTimeout is upstream's bound of a call that has no other.
+	defaultTimeout = 30 * time.Second
+)
 
 // Services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
 // by default, which leads nowhere without a kube-proxy beside the process.

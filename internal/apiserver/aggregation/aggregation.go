@@ -91,6 +91,15 @@ func New(c Config) (*Aggregator, error) {
 	return a, err
 }
 
+// Certificate is the one by which remote servers know this one, nil for none.
+func (a *Aggregator) Certificate() *tls.Certificate {
+	if a.certificate == nil {
+		return nil
+	}
+	newest := a.certificate.Get()
+	return &newest
+}
+
 // Remote returns the APIService of a group version that a remote server serves, nil for any other. A version that is
 // built in is never remote. The object is shared.
 func (a *Aggregator) Remote(version schema.GroupVersion) (*apiregistrationv1.APIService, error) {

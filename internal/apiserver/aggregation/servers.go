@@ -72,10 +72,7 @@ func (a *Aggregator) serverOf(service *apiregistrationv1.APIService) (*server, e
 		return nil, fmt.Errorf("use `spec.caBundle` of APIService %s: %w", service.Name, err)
 	}
 	if a.certificate != nil {
-		secured.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			newest := a.certificate.Get()
-			return &newest, nil
-		}
+		secured.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return a.Certificate(), nil }
 	}
 	s := &server{key: key, legacy: map[schema.GroupVersion]*kept[[]apidiscoveryv2.APIResourceDiscovery]{}, transport: utilnet.SetTransportDefaults(&http.Transport{
 		TLSClientConfig: secured, DialContext: a.dial, TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: a.config.Timeout,
