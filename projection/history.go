@@ -74,7 +74,7 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 	}
 	end := at
 	_, _, err := v.eventFrom(ctx, at+1, min(v.Applied(), at+eventlog.MaxBatch), func(e eventlog.Event) bool {
-		if e.Revision-place(e) > end { // another append begins
+		if e.Revision-place(e.Revision, e.RequestID) > end { // another append begins
 			return true
 		}
 		end = e.Revision

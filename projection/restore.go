@@ -417,11 +417,11 @@ func (d *draft) restored(source *root, nanos int64) error {
 	return nil
 }
 
-// place is how many events of its batch come before an event: its id says so.
-func place(e eventlog.Event) Revision {
-	dot := strings.LastIndexByte(e.RequestID, '.')
-	n, err := strconv.ParseUint(e.RequestID[dot+1:], 10, 64)
-	if dot < 0 || err != nil || Revision(n) >= e.Revision {
+// place is how many events of its batch come before an event: its id says so, of which no client makes the end.
+func place(at Revision, requestID string) Revision {
+	dot := strings.LastIndexByte(requestID, '.')
+	n, err := strconv.ParseUint(requestID[dot+1:], 10, 64)
+	if dot < 0 || err != nil || Revision(n) >= at {
 		return 0
 	}
 	return Revision(n)

@@ -56,6 +56,9 @@ func (r Row) Clone() Row {
 	return r
 }
 
+// Began is the first revision of the append that made this version.
+func (r *Row) Began() Revision { return r.Revision - place(r.Revision, r.RequestID) }
+
 // record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Both kinds of
 // segments are written from records alone.
 type record struct {

@@ -139,16 +139,20 @@ const knownLives = 1024
 const sincePage = 10
 
 // since returns a revision from which on the object of a key is the one that it is now: at or before the given revision
-// if it was there then, and else that with which it was made. What is no longer kept proves nothing, so then it is that
-// of the oldest version that is known to be of the object. Found is false for an object that is not there now.
+// if it was there then, and else that with which the append began that made it. What is no longer kept proves nothing,
+// so then it is that of the oldest version that is known to be of the object. Found is false for an object that is not
+// there now.
 //
 // An object that has not changed since it was made, as most namespaces, costs nothing but itself. Of another one, the
 // uid that it had at the revision decides. Only one that was made later is looked for, version by version.
 func (s *Server) since(ctx context.Context, key eventlog.Key, at eventlog.Revision) (since eventlog.Revision, found bool, err error) {
 	v := s.config.Cell.Projection.Current() // from which the authorizer has decided, or a newer one
 	row, found, err := v.Get(ctx, key.RowKey(), v.Revision())
-	if err != nil || !found || at >= row.Revision || row.Op == eventlog.Added {
+	switch {
+	case err != nil || !found || at >= row.Revision:
 		return row.Revision, found, err
+	case row.Op == eventlog.Added:
+		return row.Began(), true, nil
 	}
 	known, ok := s.lives.Get(row.Revision)
 	if ok && (at >= known.since || known.whole) {
@@ -180,7 +184,7 @@ func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Rev
 			return life{}, err
 		}
 		if was == is {
-			return life{then.Revision, then.Op == eventlog.Added}, nil
+			return lifeFrom(then), nil
 		}
 	}
 	for oldest := row; ; {
@@ -193,11 +197,20 @@ func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Rev
 				return life{oldest.Revision, true}, nil
 			}
 			if oldest = before; oldest.Op == eventlog.Added {
-				return life{oldest.Revision, true}, nil
+				return lifeFrom(oldest), nil
 			}
 		}
 		if next == 0 {
 			return life{oldest.Revision, true}, nil
 		}
 	}
+}
+
+// lifeFrom is the life that is known by a version. What was made with an object at once, such as the account of a
+// namespace, comes before it in the log.
+func lifeFrom(row projection.Row) life {
+	if row.Op == eventlog.Added {
+		return life{row.Began(), true}
+	}
+	return life{since: row.Revision}
 }

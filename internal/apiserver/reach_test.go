@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
@@ -33,20 +35,25 @@ func tells(body, text string) bool {
 }
 
 // makeNamespace makes namespace 'a' with a Secret in it, which is written twice, and returns a revision at which the
-// Secret was there, and that with which the namespace was made. Ann may read it by a right from inside.
+// Secret was there, and the first one of what was written with the namespace. Ann may read it by a right from inside.
 func (s *Server) makeNamespace(t *testing.T, content string) (at, made string) {
 	t.Helper()
 	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
-	a := must(201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"a","annotations":{"x":"` + content + `"}}}`})
+	must(201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"a","annotations":{"x":"` + content + `"}}}`})
 	must(201, request{method: "POST", path: inA + "/secrets", body: `{"metadata":{"name":"s"},"stringData":{"k":"a first ` + content + `"}}`})
 	must(201, request{method: "POST", path: inA + "/secrets", body: `{"metadata":{"name":"only-` + strings.Fields(content)[2] + `"},"stringData":{"k":"` + content + `"}}`})
 	must(200, merging("PATCH", inA+"/secrets/s", `{"stringData":{"k":"`+content+`"}}`))
 	must(200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"once"}}}`))
 	must(200, merging("PATCH", inA, `{"metadata":{"labels":{"changed":"twice"}}}`))
 	must(201, request{method: "POST", path: rbacPath + "/namespaces/a/roles", body: `{"metadata":{"name":"reader"},"rules":[
-		{"apiGroups":["","history.logplane.dev"],"resources":["secrets","namespaces","versions","changes"],"verbs":["get","list","watch","deletecollection"]}]}`})
-	a2 := must(201, request{method: "POST", path: rbacPath + "/namespaces/a/rolebindings", body: bindAnn("Role", "reader")})
-	return fieldOf(a2.object(t), "metadata.resourceVersion").(string), fieldOf(a.object(t), "metadata.resourceVersion").(string)
+		{"apiGroups":["","history.logplane.dev"],"resources":["secrets","serviceaccounts","namespaces","versions","changes"],"verbs":["get","list","watch","deletecollection"]}]}`})
+	bound := must(201, request{method: "POST", path: rbacPath + "/namespaces/a/rolebindings", body: bindAnn("Role", "reader")})
+	v, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	row, found, err := v.Get(t.Context(), s.stores.Key(corev1.Resource("serviceaccounts"), "a", "default").RowKey(), v.Revision())
+	require.NoError(t, err)
+	require.True(t, found)
+	return fieldOf(bound.object(t), "metadata.resourceVersion").(string), fmt.Sprint(row.Revision)
 }
 
 // bindAnn binds ann to a role.
@@ -126,7 +133,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				{403, "/at/" + old + history + "/versions/" + old},
 				{410, "/at/" + head + inA + "/secrets" + exact}, {410, "/at/" + head + inA + "/secrets?watch=true&resourceVersion=" + old},
 				{410, inA + "/secrets" + exact}, {410, inA + "/secrets?limit=1&resourceVersion=" + old}, {410, inA + "/secrets?" + token},
-				{410, inA + "/secrets?watch=true&resourceVersion=" + old}, {410, inA + "/secrets?watch=true&resourceVersion=" + between},
+				{410, inA + "/secrets?watch=true&resourceVersion=" + old}, {410, inA + "/secrets?resourceVersionMatch=Exact&resourceVersion=" + between},
 				{404, history + "/versions/" + old},
 			} {
 				for _, accept := range []string{"", table, "application/yaml", "application/vnd.kubernetes.protobuf", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"} {
@@ -155,7 +162,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 			for _, path := range []string{"/versions?fieldSelector=object%3Dsecrets/only-first", "/versions?fieldSelector=object%3Dsecrets/s&continue=" + made, "/changes?fieldSelector=from%3D0,to%3D" + between} {
 				require.Empty(t, s.versions(t, 200, "ann", history+path).Items, path)
 			}
-			mine := []string{"create secrets/s", "create secrets/only-second", "update secrets/s"}
+			mine := []string{"create serviceaccounts/default", "create secrets/s", "create secrets/only-second", "update secrets/s"}
 			for _, query := range []string{"fieldSelector=from%3D0", "fieldSelector=from%3D" + old, "continue=" + old + "." + head, "continue=1." + head} {
 				var got []string
 				for _, v := range s.versions(t, 200, "ann", history+"/changes?"+query).Items {
@@ -164,8 +171,8 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				require.Equal(t, mine, got, query)
 			}
 			if where == "kept" {
-				all, _ := s.watched(t, "ann", "/namespaces/a/changes?watch=true&timeoutSeconds=30&resourceVersion=1", 3)
-				require.Equal(t, "only-second", all[1].Object.Name)
+				all, _ := s.watched(t, "ann", "/namespaces/a/changes?watch=true&timeoutSeconds=30&resourceVersion=1", 4)
+				require.Equal(t, "only-second", all[2].Object.Name)
 			}
 
 			// Nothing of it is in a plan.
@@ -178,12 +185,13 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 			}
 
 			// The namespace's own past is there.
+			require.Len(t, s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dserviceaccounts/default").Items, 1)
 			for _, moment := range []string{made, at, head} {
 				require.Equal(t, moment != made, tells(s.must(t, 200, request{method: "GET", path: "/at/" + moment + inA + "/secrets"}.as("ann")).body, later), moment)
 			}
 			if where == "kept" {
 				s.must(t, 200, request{method: "GET", path: inA + "/secrets?resourceVersionMatch=Exact&resourceVersion=" + made}.as("ann"))
-				require.True(t, tells(s.sink(t, request{method: "GET", path: inA + "/secrets?watch=true&resourceVersion=" + made}.as("ann")).body, later))
+				require.True(t, tells(s.sink(t, request{method: "GET", path: inA + "/secrets?watch=true&resourceVersion=" + between}.as("ann")).body, later))
 			}
 
 			// Who has a right in all namespaces has it at every moment: by a name, to what has the name.
@@ -222,8 +230,8 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	must(201, request{method: "POST", path: roles + "roles", body: `{"metadata":{"name":"reader"},"rules":[
 		{"apiGroups":["example.com"],"resources":["widgets"],"verbs":["get","list"]},{"apiGroups":["history.logplane.dev"],"resources":["versions","changes"],"verbs":["list"]}]}`})
 	must(201, request{method: "POST", path: roles + "rolebindings", body: bindAnn("Role", "reader")})
-	define := func(color string) string {
-		return fieldOf(must(201, request{method: "POST", path: definitionPath, body: pastDefinition(color)}).object(t), "metadata.resourceVersion").(string)
+	define := func(color string) {
+		must(201, request{method: "POST", path: definitionPath, body: pastDefinition(color)})
 	}
 	remove := func() {
 		must(200, request{method: "DELETE", path: widgetsPath + "/w"})
@@ -247,7 +255,10 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	require.Contains(t, at("ann", old).body, "which is not there now")
 	require.Empty(t, s.versions(t, 200, "ann", versions).Items)
 	require.Empty(t, s.versions(t, 200, "ann", changes).Items)
-	since := define("tint")
+	before, err := strconv.Atoi(s.newestRevision(t))
+	require.NoError(t, err)
+	begins := fmt.Sprint(before + 1) // with the claims of its names
+	define("tint")
 	now := widget("tint")
 	for _, changed := range []string{"", "once", "twice"} {
 		if changed != "" {
@@ -255,7 +266,7 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 		}
 		a := at("ann", old)
 		require.Equal(t, 403, a.code, a.body)
-		require.Contains(t, a.body, "reaches back to revision "+since[:len(since)-1])
+		require.Contains(t, a.body, "reaches back to revision "+begins)
 		require.Contains(t, a.body, "definition 'widgets.example.com'")
 		require.Contains(t, at("ann", now).body, "tint of it")
 		require.Len(t, s.versions(t, 200, "ann", versions).Items, 1)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,4 +32,38 @@ func TestADeletedSecretIsInThePast(t *testing.T) {
 	look := product.Run(t, c.with("inspect", "get", "/secrets/tenant/gone", "--at", made.ResourceVersion)...)
 	<-look.Exited
 	require.Contains(t, look.Output(), "a: Yg==")
+}
+
+// TestANamespaceThatIsMadeAgain: who owns a namespace that was made again under a name sees nothing of the one before,
+// by the API and by the commands that read the past.
+func TestANamespaceThatIsMadeAgain(t *testing.T) {
+	c := newCell(t)
+	s := c.serve("api", c.certificate()...)
+	product.Run(t, c.with("lifecycle")...)
+	const path = "/api/v1/namespaces/tenant"
+	s.asOwner(tenant)
+	var made metav1.PartialObjectMetadata
+	require.NoError(t, json.Unmarshal(s.must(tenant, http.MethodPost, path+"/secrets", `{"metadata":{"name":"earlier"},"stringData":{"a":"b"}}`).Body, &made))
+	at, then := "/at/"+made.ResourceVersion+path+"/secrets", path+"/secrets?resourceVersionMatch=Exact&resourceVersion="+made.ResourceVersion
+	for _, old := range []string{at, then} {
+		require.Contains(t, string(s.must(tenant, http.MethodGet, old, "").Body), `"a":"Yg=="`)
+	}
+	s.must(admin, http.MethodDelete, path, "")
+	require.Eventually(t, func() bool { return s.do(admin, http.MethodGet, path, "", "").Code == http.StatusNotFound }, requestTimeout, 50*time.Millisecond)
+	s.asOwner(tenant)
+	for old, code := range map[string]int{at: http.StatusForbidden, then: http.StatusGone} {
+		a := s.do(tenant, http.MethodGet, old, "", "")
+		require.Equal(t, code, a.Code, string(a.Body))
+		require.Contains(t, string(a.Body), "reaches back to revision")
+		require.Contains(t, string(s.must(admin, http.MethodGet, old, "").Body), `"a":"Yg=="`)
+	}
+	for _, args := range [][]string{
+		{"diff", made.ResourceVersion}, {"show", "secret/earlier", "--at", made.ResourceVersion}, {"history", "secret/earlier"}, {"changes", "--from", "1"},
+		{"blame", "secret/earlier"}, {"undelete", "secret/earlier", "--yes"}, {"restore", "--to", made.ResourceVersion, "--yes"}, {"undo", "--by", tenant, "--since", "1", "--yes"},
+	} {
+		told := product.Run(t, append(args, "--server", s.URL(), "--insecure-skip-tls-verify", "--token", tenant, "--namespace", tenant)...)
+		<-told.Exited
+		require.NotRegexp(t, "Yg==|create.*earlier|kind: Secret|does not know you", told.Output(), "%s", args)
+	}
+	require.NotContains(t, string(s.must(tenant, http.MethodGet, path+"/secrets", "").Body), "earlier")
 }
