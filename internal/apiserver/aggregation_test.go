@@ -52,6 +52,8 @@ type remoteServer struct {
 	asked     atomic.Int64
 	// legacy is true for a server without aggregated discovery.
 	legacy atomic.Bool
+	// says is a path, and what is answered there instead.
+	says atomic.Pointer[[2]string]
 	// release lets '/held' be answered, held gets each request for it. gone gets each watch that ended.
 	release    func()
 	hold       chan struct{}
@@ -158,6 +160,9 @@ func (r *remoteServer) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	}
 	answer := func(kind, text string) {
 		w.Header().Set("Content-Type", kind)
+		if says := r.says.Load(); says != nil && says[0] == in.URL.Path {
+			text = says[1]
+		}
 		_, _ = io.WriteString(w, text)
 	}
 	switch in.URL.Path {
@@ -377,6 +382,28 @@ func TestRemoteOpenAPI(t *testing.T) {
 	require.Equal(t, "/openapi/v3/apis/wardle.example.com/v1?hash=ABC", index.Paths["apis/wardle.example.com/v1"].ServerRelativeURL)
 	require.Contains(t, index.Paths, "apis/apps/v1")
 	require.Contains(t, send(200, request{method: "GET", path: "/openapi/v3/apis/wardle.example.com/v1?hash=ABC"}).body, "list flunders")
+}
+
+// TestMonstrousDocuments: what a remote server says of itself is measured before it is decoded. Decoders go as deep as
+// it does, until the stack of the process ends.
+func TestMonstrousDocuments(t *testing.T) {
+	const deep = 300_000
+	for what, says := range map[string][2]string{
+		"deep":    {"/openapi/v2", `{"swagger":"2.0","info":{},"paths":{},"definitions":{"a":` + strings.Repeat(`{"items":`, deep) + "{}" + strings.Repeat("}", deep) + `}}`},
+		"crowded": {"/apis", strings.Replace(flunderDiscovery, `"resources":[`, `"resources":[`+strings.Repeat("{},", deep), 1)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			remote := newRemoteServer(t)
+			s := newServer(t, remote.proxy(t))
+			remote.says.Store(&says)
+			remote.register(t, func(code int, r request) answer { return s.must(t, code, r) })
+			const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+			got := s.must(t, 200, request{method: "GET", path: says[0], accept: map[string]string{"/apis": aggregated}[says[0]]})
+			require.Less(t, len(got.body), 8<<20)
+			require.NotContains(t, got.body, "flunders")
+			require.Contains(t, s.must(t, 200, request{method: "GET", path: "/apis", accept: aggregated}).body, "wardle.example.com")
+		})
+	}
 }
 
 // TestARemoteServerThatIsDown: discovery says that the version is stale, and does not fail. Requests are 503. Nobody

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -501,4 +502,116 @@ func TestCallsToItself(t *testing.T) {
 	other, err := known.ClientConfigForService("hook", "default", 443)
 	require.NoError(t, err)
 	require.Equal(t, "secret", other.BearerToken, "the operator's kubeconfig has it for that one")
+}
+
+// inPod makes a server that can call a Pod, which is at an own address of this machine and does what is given with each
+// connection.
+func inPod(t *testing.T, handle func(net.Conn)) (server *httptest.Server, path string) {
+	s := newServer(t, func(c *Config) { c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"}) })
+	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = conn.Close() }()
+				handle(conn)
+			}()
+		}
+	}()
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	s.node(t, "n", host, port)
+	s.must(t, 200, request{method: "PATCH", path: "/api/v1/namespaces/default/pods/n/status", contentType: "application/merge-patch+json",
+		body: `{"status":{"podIP":"` + host + `","podIPs":[{"ip":"` + host + `"}]}}`, loopback: true})
+	server = httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	return server, "/api/v1/namespaces/default/pods/n:" + port + "/proxy/x"
+}
+
+// TestHeadersOfPods: what answers with headers without end is read to a bound, whether or not protocols are switched.
+func TestHeadersOfPods(t *testing.T) {
+	sent := make(chan int, 1)
+	server, path := inPod(t, func(conn net.Conn) {
+		n, _ := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n")
+		for line := []byte("X-A: " + strings.Repeat("a", 1000) + "\r\n"); n < 64<<20; {
+			more, err := conn.Write(line)
+			if n += more; err != nil {
+				break
+			}
+		}
+		sent <- n
+	})
+	for _, connection := range []string{"Upgrade", "keep-alive"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, http.NoBody)
+		require.NoError(t, err)
+		r.Header.Set("Connection", connection)
+		r.Header.Set("Upgrade", "websocket")
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		require.NoError(t, err)
+		_ = answer.Body.Close()
+		require.GreaterOrEqual(t, answer.StatusCode, 500, connection)
+		require.Less(t, <-sent, 32<<20, connection) // beside what the sockets hold
+	}
+}
+
+// TestUpgradesEnd: who gives up an upgrade that nobody answers leaves no connection behind. One that is answered passes
+// on whatever comes.
+func TestUpgradesEnd(t *testing.T) {
+	const much = 4 << 20
+	begun, ended := make(chan struct{}, 1), make(chan struct{}, 1)
+	answers := atomic.Bool{}
+	server, path := inPod(t, func(conn net.Conn) {
+		if answers.Load() {
+			_, _ = http.ReadRequest(bufio.NewReader(conn)) // or closing would reset the connection
+			_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			_, _ = conn.Write(make([]byte, much))
+			return
+		}
+		begun <- struct{}{}
+		_, _ = io.Copy(io.Discard, conn)
+		ended <- struct{}{}
+	})
+	upgrade := func(ctx context.Context) (*http.Response, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+path, http.NoBody)
+		require.NoError(t, err)
+		r.Header.Set("Connection", "Upgrade")
+		r.Header.Set("Upgrade", "websocket")
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		giveUp()
+	}()
+	answer, err := upgrade(ctx)
+	if err == nil {
+		_ = answer.Body.Close()
+	}
+	require.Error(t, err)
+	<-ended
+
+	answers.Store(true)
+	answer, err = upgrade(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = answer.Body.Close() }()
+	require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+	n, _ := io.Copy(io.Discard, answer.Body)
+	require.EqualValues(t, much, n)
+}
+
+// TestPortsThatAreNone: a port that no address can have is the client's mistake.
+func TestPortsThatAreNone(t *testing.T) {
+	s := newServer(t, func(c *Config) { c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"}) })
+	s.node(t, "n", "10.1.2.3", "10250")
+	for _, port := range []string{"http", "-1", "65536", "80@127.0.0.1"} {
+		for _, path := range []string{"/api/v1/namespaces/default/pods/n:", "/api/v1/nodes/n:", "/api/v1/namespaces/default/pods/https:n:"} {
+			refused := s.must(t, 400, request{method: "GET", path: path + port + "/proxy/x", loopback: true})
+			require.Contains(t, refused.body, "after the name comes a number up to 65535")
+		}
+	}
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/reload"
 )
 
@@ -53,7 +54,7 @@ type coreProvider struct {
 // newCoreStorage builds the core group; building it reads nothing.
 func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	pods := controlplaneapiserver.CreateProxyTransport()
-	pods.DialContext = s.dialer.DialContext
+	pods.DialContext, pods.MaxResponseHeaderBytes = calls.Upgrading(s.dialer.DialContext), calls.MostHeaders
 	p := &coreProvider{
 		GenericConfig: corerest.GenericConfig{
 			StorageFactory:       s.stores.Factory(),

@@ -1,10 +1,14 @@
 package apiserver
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/statusz"
@@ -24,6 +28,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" has no past: what nodes say is not kept"))
 	case info.IsResourceRequest && needsNode(info) && !s.config.Kubelets.Configured():
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
+	case info.IsResourceRequest && needsNode(info) && !hasPort(info):
+		s.fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("%.100q has no port that can be called: after the name comes a number up to 65535", info.Name)))
 	case info.IsResourceRequest && needsNode(info):
 		relay(w, r, s.resource(info))
 	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
@@ -54,6 +60,17 @@ func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 		return g
 	}
 	return s.crds
+}
+
+// hasPort says that upstream's handler can make an address of the name of a Pod or Node that is called. It panics of
+// another one.
+func hasPort(info *apirequest.RequestInfo) bool {
+	_, _, port, ok := utilnet.SplitSchemeNamePort(info.Name)
+	if !ok || port == "" || info.Subresource != "proxy" || info.Resource != "pods" && info.Resource != "nodes" {
+		return true // or it says what is wrong
+	}
+	_, err := strconv.ParseUint(port, 10, 16)
+	return err == nil
 }
 
 // nodeSubresources are served by a kubelet, or by what runs on its node.

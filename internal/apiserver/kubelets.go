@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/util/cert"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/reload"
 )
 
@@ -75,7 +76,8 @@ func (k Kubelets) transports(to *net.Dialer) (kubeletTransports, error) {
 }
 
 func kubeletTransport(secured *tls.Config, to *net.Dialer) http.RoundTripper {
-	return utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: secured, DialContext: to.DialContext})
+	return utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: secured, DialContext: calls.Upgrading(to.DialContext),
+		MaxResponseHeaderBytes: calls.MostHeaders})
 }
 
 // kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. But its connections need a goroutine

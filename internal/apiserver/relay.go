@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -32,7 +33,9 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 		}()
 	}
 	if httpstream.IsUpgradeRequest(r) {
-		w = closing{w, ctx}
+		var upgrade *calls.Upgrade
+		ctx, upgrade = calls.WithUpgrade(ctx)
+		w = closing{w, ctx, upgrade}
 	}
 	h.ServeHTTP(w, r.WithContext(ctx))
 }
@@ -41,7 +44,8 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 // when this process stops.
 type closing struct {
 	http.ResponseWriter
-	ctx context.Context
+	ctx     context.Context
+	upgrade *calls.Upgrade
 }
 
 // Unwrap is for http.ResponseController.
@@ -57,6 +61,7 @@ func (c closing) CloseNotify() <-chan bool { return serving.CloseNotify(c.Respon
 func (c closing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buffered, err := http.NewResponseController(c.ResponseWriter).Hijack()
 	if err == nil {
+		c.upgrade.Done()
 		context.AfterFunc(c.ctx, func() { _ = conn.Close() })
 	}
 	return conn, buffered, err

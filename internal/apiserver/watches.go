@@ -29,8 +29,11 @@ type WatchLimits struct {
 const DefaultWatchesPerUser = 2000
 
 const (
-	// watchQuery is how many bytes of a query cost as much memory as a watch: a query is kept as text and as selectors.
-	watchQuery      = 1 << 10
+	// watchQuery is how many bytes of a query or of headers cost as much memory as a watch: a query is kept as text and
+	// as selectors, and headers are kept with their request.
+	watchQuery = 1 << 10
+	// watchHeaders is how many bytes of headers a watch may have that counts as one.
+	watchHeaders    = 8 << 10
 	defaultPatience = 30 * time.Second
 	// retryWatchSeconds is when a client refused by a limit may ask again.
 	retryWatchSeconds = 5
@@ -139,13 +142,24 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 			return
 		}
 		o := &openWatch{
-			stream: serving.NewStream(response, r, w.limits.Patience), weight: 1 + len(r.URL.RawQuery)/watchQuery, end: make(chan struct{}),
+			stream: serving.NewStream(response, r, w.limits.Patience), weight: weightOf(r), end: make(chan struct{}),
 		}
 		defer w.leave(o)
 		defer o.stream.End()
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
 		h.ServeHTTP(o.stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
 	})
+}
+
+// weightOf is what a watch counts as.
+func weightOf(r *http.Request) int {
+	headers := 0
+	for name, values := range r.Header {
+		for _, value := range values {
+			headers += len(name) + len(value)
+		}
+	}
+	return 1 + (len(r.URL.RawQuery)+max(0, headers-watchHeaders))/watchQuery
 }
 
 // withWatchLimits admits a watch of an authorized user, or refuses it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -68,6 +69,9 @@ func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authent
 	endPlaceless(err)
 	if err != nil {
 		return nil, false, err
+	}
+	if ok && response.User.GetName() == "" { // nobody could say who wrote what this client writes
+		return nil, false, errors.New("the webhook says that a token is good, and not whose it is")
 	}
 	if !ok {
 		response = nil

@@ -28,6 +28,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/shape"
 	"github.com/logplane/logplane/internal/calls"
 )
 
@@ -69,6 +70,9 @@ func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path stri
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
+	if err == nil {
+		_, err = shape.JSON(body) // decoders follow it as deep as it goes, until the stack ends
+	}
 	return answer{response.StatusCode, response.Header, body}, err
 }
 

@@ -20,6 +20,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/controllers/status/remote"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/calls"
 )
 
 const (
@@ -75,7 +76,8 @@ func (a *Aggregator) serverOf(service *apiregistrationv1.APIService) (*server, e
 		secured.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return a.Certificate(), nil }
 	}
 	s := &server{key: key, legacy: map[schema.GroupVersion]*kept[[]apidiscoveryv2.APIResourceDiscovery]{}, transport: utilnet.SetTransportDefaults(&http.Transport{
-		TLSClientConfig: secured, DialContext: a.dial, TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: a.config.Timeout,
+		TLSClientConfig: secured, DialContext: calls.Upgrading(a.dial), TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: a.config.Timeout,
+		MaxResponseHeaderBytes: calls.MostHeaders,
 	})}
 	a.servers.Add(key, s)
 	return s, nil

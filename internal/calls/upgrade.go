@@ -1,0 +1,65 @@
+package calls
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+)
+
+// MostHeaders is how many bytes of headers an answer that is passed on may have, as many as a request's. Net/http would
+// hold 10 MiB of each.
+const MostHeaders = 64 << 10
+
+// mostBeforeUpgrade is how many bytes may come before a connection has switched protocols: headers, and what TLS needs.
+const mostBeforeUpgrade = 2 * MostHeaders
+
+type upgradeKey struct{}
+
+// Upgrade is a request that asks to switch protocols. Upstream's handler dials for it by itself: it would read headers
+// without end, and go on waiting for them when nobody wants the answer any more.
+type Upgrade struct{ done atomic.Bool }
+
+// WithUpgrade makes connections of the context's request end with it, and be bounded until it is Done.
+func WithUpgrade(ctx context.Context) (context.Context, *Upgrade) {
+	u := &Upgrade{}
+	return context.WithValue(ctx, upgradeKey{}, u), u
+}
+
+// Done says that the protocols are switched: whatever comes is passed on.
+func (u *Upgrade) Done() { u.done.Store(true) }
+
+// Dial connects, also for an Upgrade.
+type Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+// Upgrading connects by another Dial.
+func Upgrading(dial Dial) Dial {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		u, ok := ctx.Value(upgradeKey{}).(*Upgrade)
+		if err != nil || !ok {
+			return conn, err
+		}
+		context.AfterFunc(ctx, func() { _ = conn.Close() })
+		return &upgrading{Conn: conn, upgrade: u}, nil
+	}
+}
+
+// upgrading is a connection that one goroutine reads until its upgrade is done.
+type upgrading struct {
+	net.Conn
+	upgrade *Upgrade
+	read    int
+}
+
+// Read implements io.Reader.
+func (c *upgrading) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.upgrade.done.Load() {
+		return n, err
+	}
+	if c.read += n; c.read > mostBeforeUpgrade {
+		return 0, fmt.Errorf("the peer has not switched protocols within %d bytes", mostBeforeUpgrade)
+	}
+	return n, err
+}
