@@ -18,12 +18,8 @@ import (
 // out most of that by a checksum of its own, and then passes over the event as if it had been deleted. Where it does
 // not, the event's checksum tells. Either way other copies are read, and nothing is folded that nobody has appended.
 
-var (
-	// errNowhere: every copy that could be asked for is damaged, and so the event cannot be read.
-	errNowhere = errors.New("start those that are down, so that they are asked too; if its last copy is lost, stop all writers and run 'logplane fence'")
-	// errMissing: the log goes on after the event. If no server has it, the log has a hole.
-	errMissing = errors.New("it is missing")
-)
+// errMissing: the log goes on after the event. If no server has it, the log has a hole.
+var errMissing = errors.New("it is missing")
 
 // whole is the event of a message, or that of another copy if this one is no event.
 func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
@@ -50,9 +46,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 	if err == nil {
 		e, err = m.event(l.config.Prefix)
 		if m.foreign(err) {
-			malformed.Inc()
-			slog.Warn("skipped a message of the log that is not an event", "revision", rev, "subject", m.Subject, "error", err)
-			return Event{Revision: rev, Time: m.Time, RequestID: m.header.Get(headerID)}, nil
+			return m.skipped(err), nil
 		}
 	}
 	// Of the last round: the servers that were asked, each with whether it says that it lacks the event; and how many
@@ -94,7 +88,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 	case why == errMissing && all && (!l.replicated() || len(names) >= int(l.replicas.Load())):
 		return Event{}, fmt.Errorf("revision %d is missing at the leader and at %q: %w", rev, names, ErrDiverged)
 	}
-	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, names, errNowhere, why)
+	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, names, ErrNowhere, why)
 }
 
 // copyRounds is how often all servers are asked for an event, a second apart. A server that does not lead hands what it

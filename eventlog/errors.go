@@ -20,6 +20,9 @@ var (
 	// ErrFenced: the cell was fenced after this process began. It is an ErrDiverged too: the process must stop, and may
 	// be started again.
 	ErrFenced error = fenced{}
+	// ErrNowhere: every copy of an event that could be asked for is damaged, and so nobody can read on. An operator
+	// starts the servers that are down, or fences.
+	ErrNowhere = errors.New("start those that are down, so that they are asked too; if its last copy is lost, stop all writers and run 'logplane fence'")
 	// ErrTooLarge: an event is larger than the log takes.
 	ErrTooLarge = errors.New("the object is too large for the log")
 	// ErrKeyTooLong: the subject of a key would be longer than 3,900 bytes.

@@ -72,8 +72,12 @@ type Position struct {
 func (e *Event) Position() Position { return Position{e.Revision, e.RequestID, e.Time.UnixNano()} }
 
 // Compare is ErrDiverged unless the event that is now at the position's revision is the one that was there. Without a
-// request id, only a revision is known, such as one that a user gave: then any event will do.
+// request id, only a revision is known, such as one that a user gave: then any event will do. What is now no event has
+// none; another copy of it may have had one, and its time tells.
 func (p Position) Compare(now Position) error {
+	if now.RequestID == "" {
+		now.RequestID = p.RequestID
+	}
 	if p.RequestID != "" && now != p {
 		return fmt.Errorf("revision %d was request %q and is now request %q: %w", p.Revision, p.RequestID, now.RequestID, ErrDiverged)
 	}

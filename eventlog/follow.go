@@ -140,11 +140,15 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 		waiting, cancel := context.WithTimeout(ctx, 3*heartbeat)
 		msg, err := sub.NextMsgWithContext(waiting)
 		cancel()
+		if errors.Is(err, nats.ErrNoResponders) { // nothing was asked: the client dropped a message that says so
+			continue // what comes next shows that it is missed
+		}
 		if err != nil {
 			return err
 		}
-		if msg.Header.Get("Status") == "" {
-			if err := f.deliver(ctx, msg); err != nil {
+		// A message of the log has its place as its reply subject. Its headers do not tell: they may say anything.
+		if place, err := msg.Metadata(); err == nil {
+			if err := f.deliver(ctx, msg, place); err != nil {
 				return err
 			}
 			quiet = time.Now()
@@ -181,11 +185,7 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	return nil
 }
 
-func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
-	place, err := msg.Metadata()
-	if err != nil {
-		return fmt.Errorf("read a message of the log: %w", err)
-	}
+func (f *follower) deliver(ctx context.Context, msg *nats.Msg, place *nats.MsgMetadata) error {
 	m := stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data, nil}
 	if m.Revision < f.next {
 		return fmt.Errorf("revision %d came in place of %d", m.Revision, f.next)
@@ -213,7 +213,7 @@ func (f *follower) accept(e Event, err error) error {
 		f.next++
 		return nil
 	}
-	if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || errors.Is(err, errNowhere) {
+	if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || errors.Is(err, ErrNowhere) {
 		return &fatal{fmt.Errorf("follow the log: %w", err)}
 	}
 	if err != nil {

@@ -170,7 +170,7 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	}
 	before, left, err := batchPlace(m.header)
-	if err != nil || left == 0 { // what claims an impossible place is no event and in no batch
+	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) { // what claims an impossible place is no event and in no batch
 		return head, nil
 	}
 	end := head + Revision(left)

@@ -28,12 +28,20 @@ type stored struct {
 // get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
 // answer waits for all of it. The only server of a log is its leader, so there a direct get asks the same; its answer
 // is the message itself, where the other one is JSON, which takes longer to read than to write an event of 1 MB.
+//
+// That answer has the message's own headers, which may say anything, such as that there is no server ('Status: 503').
+// So what a direct get does not tell is asked for in JSON.
 func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
-	api, read := "STREAM.MSG.GET.", quoted(&m)
+	told := false
 	if !l.replicated() {
-		api, read = "DIRECT.GET.", plain(&m)
+		attempt, cancel := context.WithTimeout(ctx, l.tryTime(0))
+		err = l.callOnce(attempt, "tail", &nats.Msg{Subject: "$JS.API.DIRECT.GET." + l.config.Stream, Data: []byte(request)}, plain(&m))
+		cancel()
+		told = conclusive(err)
 	}
-	err = l.call(ctx, "tail", api+l.config.Stream, []byte(request), read)
+	if !told {
+		err = l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, []byte(request), quoted(&m))
+	}
 	var refused *serverError
 	if errors.As(err, &refused) && refused.Code == codeMessageNotFound {
 		return stored{}, errNoMessage

@@ -149,7 +149,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 
 // take delivers one message of a page. more is false at the page's end.
 func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error) {
-	if msg == nil || msg.Header.Get("Status") != "" { // end of batch, it has no more, or the connection was closed
+	if msg == nil || lastOf(msg.Header, headerSequence) == "" { // end of batch, it has no more, or the connection was closed
 		return false, nil
 	}
 	m, err := direct(msg)

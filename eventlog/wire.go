@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -155,7 +156,27 @@ func checksum(subject string, h nats.Header, body []byte) uint32 {
 var errDamaged = errors.New("its checksum is wrong")
 
 // event reads a message. If it is no event this copy of it may be damaged, or somebody published past this package.
+// Where barriers are published neither matters: nobody can have lost anything with what is no barrier, so it is taken for
+// one, and for what a barrier may say at worst. No other copy is asked for, as it would hold up all readers: every role
+// may publish there. All copies are the same to who compares them (Position).
 func (m stored) event(prefix string) (Event, error) {
+	e, err := m.decode(prefix)
+	if err != nil && m.Subject == barrierSubject(prefix) {
+		e, err = m.skipped(err), nil
+		e.Outdates = true
+	}
+	return e, err
+}
+
+// skipped is what a message that is no event is taken for: a barrier. It has no id, as what is said in it may be
+// anything.
+func (m stored) skipped(why error) Event {
+	malformed.Inc()
+	slog.Warn("skipped a message of the log that is not an event", "revision", m.Revision, "subject", m.Subject, "error", why)
+	return Event{Revision: m.Revision, Time: m.Time}
+}
+
+func (m stored) decode(prefix string) (Event, error) {
 	_, sealed := m.header[headerChecksum]
 	epoch := m.header.Get(headerEpoch)
 	if sealed || len(epoch) > 1 && epoch[0] == '0' {
@@ -169,9 +190,11 @@ func (m stored) event(prefix string) (Event, error) {
 		return Event{}, fmt.Errorf("decode event at revision %d: %w", m.Revision, err)
 	}
 	e.Revision, e.Time = m.Revision, m.Time
-	if e.Op != Barrier {
-		e.Body = bytes.Clone(m.Body) // a message holds its headers once more, for as long as its body is held
+	if e.Op == Barrier {
+		e.Epoch = min(e.Epoch, uint64(e.Revision)) // an epoch is the number of its first revision: none is to come
+		return e, nil
 	}
+	e.Body = bytes.Clone(m.Body) // a message holds its headers once more, for as long as its body is held
 	return e, nil
 }
 

@@ -1,0 +1,88 @@
+package eventlog_test
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// forgedBarriers are what a role that may append barriers alone can publish, each by what it tries.
+var forgedBarriers = map[string]nats.Header{
+	"a wrong checksum":                {"Logplane-Checksum": {"0"}},
+	"no checksum":                     {},
+	"an object's type":                {"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.object.added"}, "Logplane-Checksum": {"0"}},
+	"an id that is no text":           {"ce-id": {"\xff"}},
+	"a long id":                       {"ce-id": {strings.Repeat("x", 60_000)}},
+	"what a server says at the end":   {"Status": {"404"}},
+	"what a server says without one":  {"Status": {"503"}},
+	"a heartbeat that is ahead":       {"Status": {"100"}, "Nats-Last-Stream": {"1000"}},
+	"a consumer that wants an answer": {"Status": {"100"}, "Nats-Consumer-Stalled": {"logplane.log.answered"}},
+	"a batch that ends before it":     {"Logplane-Batch": {"3/4"}, "Nats-Batch-Id": {"x"}, "Nats-Batch-Sequence": {"1"}, "Nats-Batch-Commit": {"1"}},
+	"an epoch to come": {"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.barrier"}, "ce-id": {"id"},
+		"Logplane-Epoch": {strconv.FormatUint(math.MaxUint64, 10)}},
+}
+
+// Whatever is published where barriers are changes nothing: every reader goes on past it, at once, has it for a barrier
+// without an id that is none, and what is said in it is not taken for a server's word.
+func TestForgedBarriers(t *testing.T) {
+	for name, header := range forgedBarriers {
+		t.Run(name, func(t *testing.T) {
+			conn := eventlogtest.Start(t)
+			checkForgedBarrier(t, eventlogtest.Open(t, eventlog.Config{Conn: conn}), conn, header)
+		})
+	}
+}
+
+// TestForgedBarriers on three servers: no server is asked for another copy.
+func TestForgedBarriersOnThreeServers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	l := c.Log(0)
+	for _, header := range forgedBarriers {
+		checkForgedBarrier(t, l, c.Conn[0], header)
+	}
+}
+
+func checkForgedBarrier(t *testing.T, l *eventlog.Log, conn *nats.Conn, header nats.Header) {
+	t.Helper()
+	before := fill(t, l, 4)
+	_, err := conn.RequestMsg(&nats.Msg{Subject: "logplane.log.%barrier", Header: header}, eventlogtestPatience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := before + 1
+	if b := mustHead(t, l); b.Head < forged {
+		t.Errorf("the head is %d", b.Head)
+	}
+	if _, err := l.EventAt(bounded(t), forged); err != nil { // as it is read where nothing comes after it
+		t.Fatal(err)
+	}
+	head := fill(t, l, 1)
+	for name, deliver := range deliveries(t, l, before-1, head) {
+		next := before
+		err := deliver(func(e eventlog.Event) error {
+			if e.Revision != next || next == forged && (e.Op != eventlog.Barrier || e.Epoch > uint64(forged) || len(e.RequestID) > 2 || e.RequestID == "\xff") {
+				return fmt.Errorf("got %+v", e)
+			}
+			next++
+			return nil
+		})
+		if err != nil || next != head+1 {
+			t.Errorf("%s: up to %d of %d, %v", name, next-1, head, err)
+		}
+	}
+	answered, err := conn.Request("$JS.API.STREAM.MSG.GET.logplane", []byte(`{"last_by_subj":"logplane.log.answered"}`), eventlogtestPatience)
+	if err != nil || !strings.Contains(string(answered.Data), "no message found") {
+		t.Errorf("a reader has published what a barrier said: %s, %v", answered.Data, err)
+	}
+}

@@ -1,0 +1,37 @@
+package projection
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+)
+
+// publish appends a message past eventlog.
+func (c *cell) publish(subject string, header nats.Header) {
+	_, err := c.conn.RequestMsg(&nats.Msg{Subject: "logplane.log." + subject, Header: header}, 10*time.Second)
+	require.NoError(c.t, err)
+}
+
+// What is published where barriers are, and is none, may be what a root ends with. Whoever reads that root goes on, in
+// the epoch that it had.
+func TestForgedBarriersAreApplied(t *testing.T) {
+	for _, header := range []nats.Header{{"Logplane-Checksum": {"0"}}, {"ce-id": {"\xff"}}, {"Status": {"503"}},
+		{"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.barrier"}, "ce-id": {"id"}, "Logplane-Epoch": {"18446744073709551615"}}} {
+		c := newCell(t)
+		c.put("a", "1")
+		c.latest()
+		c.put("b", "2")
+		c.publish("%barrier", header)
+		c.commit()
+		require.EqualValues(t, 3, c.latest().Applied())
+		c.Projection = c.another()
+		c.require(map[string]string{"a": "1@1", "b": "2@2"})
+		require.Zero(t, c.latest().snap.root.Epoch)
+		requireClean(t, c.another())
+		c.put("c", "3")
+		c.commit()
+		c.require(map[string]string{"a": "1@1", "b": "2@2", "c": "3@4"})
+	}
+}
