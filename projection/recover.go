@@ -28,7 +28,8 @@ type RecoverPlan struct {
 	// that go on from there.
 	Revision Revision
 	Time     time.Time
-	// Log is what the log held. Lost says why none of its events can be kept: it is another's. It is nil if they are.
+	// Log is what the log held. Lost says why none of its events can be kept: it is another's, or one of them is damaged
+	// wherever it is. It is nil if they are.
 	Log  eventlog.Bounds
 	Lost error
 	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if
@@ -242,7 +243,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	within := bridged.Applied >= plan.Log.First && bridged.Applied <= plan.Log.Head
 	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // it ends with a barrier
 		e, err := p.config.Log.EventAt(ctx, bridged.Applied)
-		if err != nil {
+		if err != nil && !errors.Is(err, eventlog.ErrNowhere) { // which is met again below
 			return err
 		}
 		bridged.AppliedID, bridged.AppliedTime = e.RequestID, e.Time.UnixNano()
@@ -250,6 +251,17 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	v.root, v.problems, plan.end = &bridged, nil, bridged
 	v.p.config.Log = p.config.Log
 	err = cmp.Or(v.compareLog(ctx), errors.Join(v.problems...))
+	if errors.Is(err, ErrHole) { // then all of the log is to be folded: can it be read?
+		unread := p.config.Log.Tail(ctx, plan.Log.First-1, plan.Log.Head, func(e eventlog.Event) error {
+			if plan.Until.IsZero() {
+				plan.Until = e.Time
+			}
+			return nil
+		})
+		if unread != nil {
+			err, plan.Until = unread, time.Time{}
+		}
+	}
 	plan.Revision, plan.Time = bridged.Applied, unixTime(bridged.AppliedTime)
 	plan.root.Checkpoints = nil
 	for _, older := range listed {
@@ -265,14 +277,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 		return nil
 	case errors.Is(err, ErrHole):
 		plan.Missing = plan.Log.First - 1
-		if plan.Log.First <= plan.Log.Head {
-			e, err := p.config.Log.EventAt(ctx, plan.Log.First)
-			if err != nil {
-				return err
-			}
-			plan.Until = e.Time
-		}
-	case errors.Is(err, eventlog.ErrDiverged) || len(v.problems) > 0:
+	case errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrNowhere) || len(v.problems) > 0:
 		plan.Lost, plan.Missing = err, max(plan.Log.Head, bridged.Applied)
 	default:
 		return err
@@ -458,7 +463,8 @@ func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft)
 		next.AppliedID, next.AppliedTime = plan.end.AppliedID, plan.end.AppliedTime
 	}
 	if plan.To > 0 {
-		next.AppliedID, next.Floor = recoveredID+rand.Text(), next.Applied
+		// Nor has the log an event of that time, where the last one has no id.
+		next.AppliedID, next.AppliedTime, next.Floor = recoveredID+rand.Text(), next.AppliedTime+1, next.Applied
 	}
 	return p.spill(ctx, next, records)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -22,8 +23,9 @@ func newFence() *cobra.Command {
 		Use:   "fence",
 		Short: "Move the log forward after it was lost or restored, so that no revision is used twice",
 		Long: "After a log disk was lost, or a log or bucket restored, processes stop with 'the log went back' or 'the log was\n" +
-			"purged past the root'. Stop all of them, then fence: what the log has is folded into the snapshot if it is the\n" +
-			"snapshot's log, else it is given up; the log is wiped and leaps far ahead, and the cell enters its next epoch.\n" +
+			"purged past the root', and with 'no server has the event' after one was damaged on all servers. Stop all of\n" +
+			"them, then fence: what the log has is folded into the snapshot if it is the snapshot's log and can be read, else\n" +
+			"it is given up; the log is wiped and leaps far ahead, and the cell enters its next epoch.\n" +
 			"If --nats and --bucket are of different cells, that log is given up, although it is healthy.\n" +
 			"What the bucket has is kept. Clients get 410 for older revisions and list again. Without --yes nothing is\n" +
 			"fenced. If it is interrupted, fence again.",
@@ -52,7 +54,11 @@ func newFence() *cobra.Command {
 
 func printPlan(w io.Writer, plan projection.FencePlan) {
 	fmt.Fprintf(w, "the snapshot reaches revision %d, the log holds %d to %d\n", plan.Applied, plan.Log.First, plan.Log.Head)
-	if plan.Lost != nil {
+	switch {
+	case errors.Is(plan.Lost, eventlog.ErrNowhere):
+		fmt.Fprintf(w, "the log cannot be read to its end: %s\n", printableError(plan.Lost))
+		fmt.Fprintf(w, "revisions %d to %d would be given up, with what was written in them; if a server of the log is down, start it first\n", plan.Applied+1, plan.Log.Head)
+	case plan.Lost != nil:
 		fmt.Fprintf(w, "the log is not the snapshot's: %s\n", printableError(plan.Lost))
 		fmt.Fprintf(w, "revisions %d to %d of the log would be given up, with what was written in them; if they are another cell's, do not fence\n", plan.Log.First, plan.Log.Head)
 	}

@@ -33,7 +33,7 @@ func newRecover() *cobra.Command {
 			}
 			if plan.Wrong == nil {
 				fmt.Fprintln(w, "the root can be read, and the log goes on from it: there is nothing to recover. 'logplane inspect fsck' checks the rest;\n"+
-					"where processes say that the log went back, run 'logplane fence'")
+					"where processes say that the log went back, or that no server has an event whole, run 'logplane fence'")
 				return nil
 			}
 			printRecovery(w, plan)

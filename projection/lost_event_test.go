@@ -1,0 +1,68 @@
+package projection
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// An event that no server has whole stops every reader. A fence gives it up, and what came after the last commit. So
+// does a recovery if the root is lost, too, whether the log reaches back to the checkpoint or not: each of the two helps
+// where it is said to.
+func TestAnEventThatIsLostIsFenced(t *testing.T) {
+	lost := nats.Header{"Logplane-Checksum": {"0"}}
+	for name, ruined := range map[string]func(*cell){
+		"the root is there": nil,
+		"the root is lost":  func(*cell) {},
+		"the root is lost and events before it": func(c *cell) {
+			c.put("b", "2")
+			c.commit()
+			require.NoError(t, c.Retain(c.ctx, 0, c.latest().Applied()))
+			c.put("c", "3")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := hourly(1 << 20)
+			c := ruin(t, config)
+			c.put("a", "1")
+			before := c.commit()
+			if ruined != nil {
+				ruined(c)
+				require.NoError(t, c.bucket.Delete(c.ctx, c.rootKey()))
+			}
+			c.publish("main.%core.pods.ns.d", lost)
+			want := map[string]string{"a": "1@1"}
+			if ruined != nil {
+				_, err := c.restarted(founded(config)).PlanFence(c.ctx, 0)
+				require.ErrorContains(t, err, "'logplane recover'")
+				operator := c.restarted(config)
+				plan, err := operator.PlanRecover(c.ctx)
+				require.NoError(t, err)
+				require.NoError(t, operator.Recover(c.ctx, plan))
+			}
+			c = c.restarted(config)
+			if _, err := c.Latest(c.ctx); err != nil {
+				require.ErrorIs(t, err, eventlog.ErrNowhere)
+				require.ErrorContains(t, err, "'logplane fence'")
+				operator := c.restarted(config)
+				none, err := operator.PlanRecover(c.ctx)
+				require.NoError(t, err)
+				require.NoError(t, none.Wrong)
+				plan, err := operator.PlanFence(c.ctx, 0)
+				require.NoError(t, err)
+				require.ErrorIs(t, plan.Lost, eventlog.ErrNowhere)
+				require.Equal(t, before, plan.Applied)
+				require.NoError(t, operator.Fence(c.ctx, plan))
+				c = c.restarted(config)
+			}
+			c.requireState(want)
+			c.last = map[string]lastEvent{}
+			c.put("e", "new")
+			c.commit()
+			requireClean(t, c.over(c.bucket, config))
+		})
+	}
+}
