@@ -12,8 +12,10 @@ import (
 )
 
 // A door is a file that lets other processes of the same user read the log of a running server. It holds the URL of the
-// server with the password of a NATS user who may read the log and change nothing. Each start of a server has a new
-// one.
+// server with the password of a NATS user who may ask for what readers need. Each start of a server has a new one.
+//
+// That user may publish no event and ask for no purge, which holds back mistakes only: the server lets the answer of a
+// request, and what a consumer delivers, go to any subject. So the file is for who may write the folder beside it.
 
 // reader is the NATS user of a door.
 const reader = "reader"
