@@ -1,6 +1,7 @@
 package eventlog_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -84,5 +85,21 @@ func checkForgedBarrier(t *testing.T, l *eventlog.Log, conn *nats.Conn, header n
 	answered, err := conn.Request("$JS.API.STREAM.MSG.GET.logplane", []byte(`{"last_by_subj":"logplane.log.answered"}`), eventlogtestPatience)
 	if err != nil || !strings.Contains(string(answered.Data), "no message found") {
 		t.Errorf("a reader has published what a barrier said: %s, %v", answered.Data, err)
+	}
+}
+
+// A copy of a message that is no event has no id, though another copy may have one: its time tells whether it is the
+// same message.
+func TestPositionsOfNoEvent(t *testing.T) {
+	known, none := eventlog.Position{Revision: 3, RequestID: "id", Time: 7}, eventlog.Position{Revision: 3, Time: 7}
+	for _, same := range [][2]eventlog.Position{{known, known}, {known, none}, {none, known}, {none, none}} {
+		if err := same[0].Compare(same[1]); err != nil {
+			t.Errorf("%+v: %v", same, err)
+		}
+	}
+	for _, other := range []eventlog.Position{{Revision: 3, Time: 8}, {Revision: 3, RequestID: "other", Time: 7}} {
+		if err := known.Compare(other); !errors.Is(err, eventlog.ErrDiverged) {
+			t.Errorf("%+v is taken for %+v: %v", other, known, err)
+		}
 	}
 }

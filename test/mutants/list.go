@@ -599,7 +599,7 @@ var list = []mutant{
 	},
 	{
 		name: "head-inside-a-batch",
-		file: "eventlog/head.go", old: "if err != nil || left == 0 {", new: "if err != nil || left < MaxBatch {",
+		file: "eventlog/head.go", old: "err != nil || left == 0 ||", new: "err != nil || left < MaxBatch ||",
 		tests: "TestHeadIsNeverInsideABatch",
 		why:   "an object is seen without the claims that were written with it",
 	},
@@ -692,6 +692,36 @@ var list = []mutant{
 		file: "eventlog/copies.go", old: "!errors.Is(err, errDamaged) && !bytes", new: "!errors.Is(err, errDamaged) || !bytes",
 		tests: "TestEveryBitCounts|TestFlippedBitsOfTheOnlyCopy",
 		why:   "an acknowledged write is skipped like a message that never was an event",
+	},
+	{
+		name: "forged-barrier-taken-for-a-lost-event",
+		file: "eventlog/wire.go", old: "err != nil && m.Subject == barrierSubject(prefix)", new: "err != nil && m.Subject == prefix",
+		tests: "TestForgedBarriers$",
+		why:   "whoever may append barriers stops every process with one message",
+	},
+	{
+		name: "forged-batch-believed",
+		file: "eventlog/head.go", old: "|| m.Subject == barrierSubject(l.config.Prefix)", new: "|| m.Subject == l.config.Prefix",
+		tests: "TestForgedBarriers$",
+		why:   "a barrier that claims a place in a batch makes the log seem to have gone back",
+	},
+	{
+		name: "epoch-to-come-believed",
+		file: "eventlog/wire.go", old: "min(e.Epoch, uint64(e.Revision))", new: "max(e.Epoch, 0)",
+		tests: "TestForgedBarriers$",
+		why:   "a barrier gives a recovered cell an epoch above all that can ever follow it",
+	},
+	{
+		name: "dropped-message-ends-the-follow",
+		file: "eventlog/follow.go", old: "errors.Is(err, nats.ErrNoResponders)", new: "errors.Is(err, nats.ErrMaxPayload)",
+		tests: "TestForgedBarriers$",
+		why:   "a barrier with a status makes every follower open its consumer anew, for ever",
+	},
+	{
+		name: "fence-wants-to-read-a-lost-event",
+		file: "projection/fence.go", old: "errors.Is(err, ErrHole) || errors.Is(err, eventlog.ErrNowhere)", new: "errors.Is(err, ErrHole)",
+		tests: "TestAnEventThatIsLostIsFenced",
+		why:   "an event that is damaged on every server stops the cell for good",
 	},
 	{
 		name: "no-other-copy-read",
