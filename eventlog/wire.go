@@ -157,9 +157,9 @@ var errDamaged = errors.New("its checksum is wrong")
 
 // event reads a message. If it is no event this copy of it may be damaged, or somebody published past this package.
 //
-// Where barriers are published neither matters, as no object can be lost there: it is taken for a barrier that says what
-// one may say at worst. No other copy is asked for, which would hold up all readers: every role may publish there. To
-// who compares positions, such a copy is the same as a whole one (Compare).
+// Where barriers are published neither matters, as no object can be lost there: it is taken for a barrier that says
+// what one may say at worst. No other copy is asked for, which would hold up all readers: every role may publish there.
+// To who compares positions, such a copy is the same as a whole one (Compare).
 func (m stored) event(prefix string) (Event, error) {
 	e, err := m.decode(prefix)
 	if err != nil && m.Subject == barrierSubject(prefix) {

@@ -10,8 +10,8 @@ import (
 )
 
 // An event that no server has whole stops every reader. A fence gives it up, and what came after the last commit. So
-// does a recovery if the root is lost, too, whether the log reaches back to the checkpoint or not: each of the two helps
-// where it is said to.
+// does a recovery if the root is lost, too, whether the log reaches back to the checkpoint or not: each of the two
+// helps where it is said to.
 func TestAnEventThatIsLostIsFenced(t *testing.T) {
 	lost := nats.Header{"Logplane-Checksum": {"0"}}
 	for name, ruined := range map[string]func(*cell){

@@ -28,8 +28,8 @@ type RecoverPlan struct {
 	// that go on from there.
 	Revision Revision
 	Time     time.Time
-	// Log is what the log held. Lost says why none of its events can be kept: it is another's, or one of them is damaged
-	// wherever it is. It is nil if they are.
+	// Log is what the log held. Lost says why none of its events can be kept: it is another's, or one of them is
+	// damaged wherever it is. It is nil if they are.
 	Log  eventlog.Bounds
 	Lost error
 	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if
