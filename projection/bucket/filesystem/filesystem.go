@@ -4,13 +4,16 @@
 // An object is a file, a key its path. A write goes through four steps:
 //
 //  1. The content is written to a file of its own in '.staged' and fsynced. A crash leaves a staged file that no key
-//     names; Open removes it when it is an hour old.
+//     names; the first write of another process removes it when it is an hour old.
 //  2. The folder's lock is taken (flock of '.lock', which ends with its process) and the precondition checked.
 //  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over the key. A
 //     crash here leaves the old state or the new one, never a part.
 //  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever reads an object
 //     with Get, which takes the lock too, reads a durable one. What a crash leaves unsynced is visible, and made
 //     durable by the next write in that folder or the next Open.
+//
+// Others who may write the folder could put anything there. So nothing outside of it is ever read, written or removed
+// (os.Root), and only regular files are objects: Open refuses a bucket with links, pipes or devices.
 //
 // The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its contents unique.
 // A file system that folds case needs keys that differ in more than case.
@@ -19,12 +22,14 @@ package filesystem
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,8 +50,9 @@ const (
 
 // Bucket is a bucket.Bucket. It owns no goroutine between requests and needs no closing.
 type Bucket struct {
-	root string
+	root *os.Root
 	turn chan struct{} // of writers, see lock
+	tidy sync.Once     // at the first write: who only reads removes nothing
 
 	mu      sync.Mutex      // guards durable
 	durable map[string]bool // folders whose entry in every parent is known to be on the disk
@@ -56,36 +62,56 @@ var _ bucket.Bucket = (*Bucket)(nil)
 
 // Open returns the bucket in folder, which is created where it is missing.
 func Open(folder string) (*Bucket, error) {
-	root, err := filepath.Abs(folder)
+	root, err := makeRoot(folder)
 	if err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
-	staged := filepath.Join(root, stagedName)
-	b := &Bucket{root: root, turn: make(chan struct{}, 1), durable: map[string]bool{existing(staged): true}}
-	err = b.makeFolder(staged)
-	if err == nil {
-		b.root, err = filepath.EvalSymlinks(root) // who walks the folder does not follow a link
-	}
-	if err == nil {
-		removeAbandoned(staged)
-		err = b.syncAll()
-	}
-	if err != nil {
+	b := &Bucket{root: root, turn: make(chan struct{}, 1), durable: map[string]bool{}}
+	if err := b.syncAll(); err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
 	return b, nil
 }
 
-// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left an object that
-// everyone sees and a power failure could still undo.
-func (b *Bucket) syncAll() error {
-	return filepath.WalkDir(b.root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return err
+// makeRoot opens the folder, and makes it durable if it creates it. The folder itself may be reached by a link.
+func makeRoot(folder string) (*os.Root, error) {
+	folder, err := filepath.Abs(folder)
+	if err != nil {
+		return nil, err
+	}
+	there := existing(folder)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	for dir := folder; dir != there; dir = filepath.Dir(dir) {
+		parent, err := os.Open(filepath.Dir(dir))
+		if err := syncAndClose(parent, err); err != nil {
+			return nil, err
 		}
-		b.durable[path] = true
-		return syncFolder(path)
+	}
+	return os.OpenRoot(folder)
+}
+
+// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left an object that
+// everyone sees and a power failure could still undo. It refuses what this package never makes.
+func (b *Bucket) syncAll() error {
+	return fs.WalkDir(b.root.FS(), ".", func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir():
+			b.durable[path] = true
+			return b.syncFolder(path)
+		case !e.Type().IsRegular():
+			return b.foreign(path)
+		}
+		return nil
 	})
+}
+
+func (b *Bucket) foreign(path string) error {
+	return fmt.Errorf("'%s' is no regular file, and a bucket has nothing else: see what put it there, and remove it",
+		filepath.Join(b.root.Name(), path))
 }
 
 // Get implements bucket.Bucket.
@@ -109,7 +135,7 @@ func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error)
 		return nil, err
 	}
 	defer unlock()
-	return openObject(path)
+	return b.openObject(path)
 }
 
 // GetRange implements bucket.Bucket. It takes no lock: who asks for a range has the key from a root.
@@ -118,7 +144,7 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 	if err != nil {
 		return nil, err
 	}
-	f, err := openObject(path)
+	f, err := b.openObject(path)
 	if err != nil {
 		return nil, failure("get range of", key, err)
 	}
@@ -145,7 +171,7 @@ func (b *Bucket) link(from, to string) error {
 	if err != nil {
 		return err
 	}
-	err = os.Link(from, to)
+	err = b.root.Link(from, to)
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return bucket.ErrPrecondition
@@ -166,8 +192,12 @@ func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 		return err
 	}
 	return b.change(ctx, "copy", from, path, func() error {
-		if stat, err := os.Stat(original); err == nil && stat.IsDir() {
-			return bucket.ErrNotFound
+		stat, err := b.root.Lstat(original)
+		if err == nil {
+			err = b.regular(original, stat)
+		}
+		if err != nil && !missing(err) {
+			return err
 		}
 		return b.link(original, path)
 	})
@@ -176,7 +206,7 @@ func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 // Replace implements bucket.Bucket.
 func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
 	return b.write(ctx, "replace", key, body, func(staged, path string) error {
-		current, err := content(openObject(path))
+		current, err := content(b.openObject(path))
 		if err != nil {
 			return err
 		}
@@ -186,7 +216,7 @@ func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag stri
 		if err := b.makeFolder(filepath.Dir(path)); err != nil {
 			return err
 		}
-		return os.Rename(staged, path)
+		return b.root.Rename(staged, path)
 	})
 }
 
@@ -202,7 +232,7 @@ func (b *Bucket) write(
 	if err != nil {
 		return "", failure(op, key, err)
 	}
-	defer os.Remove(staged) // another name of the object after a link, gone after a rename
+	defer b.root.Remove(staged) // another name of the object after a link, gone after a rename
 	if err := b.change(ctx, op, key, path, func() error { return publish(staged, path) }); err != nil {
 		return "", err
 	}
@@ -217,7 +247,7 @@ func (b *Bucket) change(ctx context.Context, op, key, path string, change func()
 	}
 	defer unlock()
 	if err = change(); err == nil {
-		err = syncFolder(filepath.Dir(path))
+		err = b.syncFolder(filepath.Dir(path))
 	}
 	if err != nil {
 		return failure(op, key, err)
@@ -226,7 +256,12 @@ func (b *Bucket) change(ctx context.Context, op, key, path string, change func()
 }
 
 func (b *Bucket) stage(body []byte) (string, error) {
-	f, err := os.CreateTemp(filepath.Join(b.root, stagedName), "*")
+	if err := b.makeFolder(stagedName); err != nil {
+		return "", err
+	}
+	b.tidy.Do(b.removeAbandoned)
+	staged := filepath.Join(stagedName, rand.Text())
+	f, err := b.root.OpenFile(staged, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return "", err
 	}
@@ -236,10 +271,10 @@ func (b *Bucket) stage(body []byte) (string, error) {
 	}
 	err = errors.Join(err, f.Close())
 	if err != nil {
-		os.Remove(f.Name())
+		_ = b.root.Remove(staged)
 		return "", err
 	}
-	return f.Name(), nil
+	return staged, nil
 }
 
 // Delete implements bucket.Bucket. It is durable as any write is; the folder stays.
@@ -249,10 +284,10 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 		return err
 	}
 	err = b.change(ctx, "delete", key, path, func() error {
-		if stat, err := os.Lstat(path); missing(err) || err == nil && stat.IsDir() {
+		if stat, err := b.root.Lstat(path); missing(err) || err == nil && stat.IsDir() {
 			return bucket.ErrNotFound
 		}
-		return os.Remove(path)
+		return b.root.Remove(path)
 	})
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil
@@ -273,7 +308,7 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		stat, err := os.Lstat(filepath.Join(b.root, filepath.FromSlash(key)))
+		stat, err := b.root.Lstat(filepath.FromSlash(key))
 		if missing(err) {
 			continue // deleted meanwhile
 		}
@@ -289,15 +324,14 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 
 // keys are sorted as a whole: a folder 'a/' comes after the object 'a-b', though 'a' is before it.
 func (b *Bucket) keys(ctx context.Context, prefix string) (keys []string, err error) {
-	folder := filepath.Join(b.root, filepath.FromSlash(prefix[:strings.LastIndexByte(prefix, '/')+1]))
-	err = filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
-		key := strings.TrimPrefix(filepath.ToSlash(strings.TrimPrefix(path, b.root)), "/")
+	folder := path.Clean(prefix[:strings.LastIndexByte(prefix, '/')+1])
+	err = fs.WalkDir(b.root.FS(), folder, func(key string, e fs.DirEntry, err error) error {
 		switch {
 		case missing(err):
 			return nil
 		case err != nil || ctx.Err() != nil:
 			return cmp.Or(err, ctx.Err())
-		case e.IsDir() && hidden(e.Name()) && path != b.root:
+		case e.IsDir() && hidden(e.Name()) && key != ".":
 			return fs.SkipDir
 		case !e.IsDir() && !hidden(e.Name()) && strings.HasPrefix(key, prefix):
 			keys = append(keys, key)
@@ -316,7 +350,7 @@ func (b *Bucket) path(ctx context.Context, key string) (string, error) {
 	if err := bucket.CheckKey(key); err != nil {
 		return "", err
 	}
-	return filepath.Join(b.root, filepath.FromSlash(key)), nil
+	return filepath.FromSlash(key), nil
 }
 
 // makeFolder creates a folder below the root, and fsyncs its parents once in each Bucket's life: another process may
@@ -327,11 +361,11 @@ func (b *Bucket) makeFolder(folder string) error {
 	if b.durable[folder] {
 		return nil
 	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	if err := b.root.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
 	for dir := folder; !b.durable[dir]; dir = filepath.Dir(dir) {
-		if err := syncFolder(filepath.Dir(dir)); err != nil {
+		if err := b.syncFolder(filepath.Dir(dir)); err != nil {
 			return err
 		}
 	}
@@ -342,28 +376,50 @@ func (b *Bucket) makeFolder(folder string) error {
 }
 
 // removeAbandoned is the tidying of crashed writes; what it cannot remove costs only space.
-func removeAbandoned(folder string) {
-	entries, _ := os.ReadDir(folder)
-	for _, e := range entries {
-		if stat, err := e.Info(); err == nil && time.Since(stat.ModTime()) > stagedAge {
-			_ = os.Remove(filepath.Join(folder, e.Name()))
+func (b *Bucket) removeAbandoned() {
+	folder, err := b.openFolder(stagedName)
+	if err != nil {
+		return
+	}
+	defer folder.Close()
+	names, _ := folder.Readdirnames(-1)
+	for _, name := range names {
+		staged := filepath.Join(stagedName, name)
+		if stat, err := b.root.Lstat(staged); err == nil && time.Since(stat.ModTime()) > stagedAge {
+			_ = b.root.Remove(staged)
 		}
 	}
 }
 
-func openObject(path string) (*os.File, error) {
-	f, err := os.Open(path)
+// openObject opens a regular file. It does not wait for the other end of what has become a pipe.
+func (b *Bucket) openObject(path string) (*os.File, error) {
+	f, err := b.root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if missing(err) {
 		return nil, bucket.ErrNotFound
 	}
 	if err != nil {
 		return nil, err
 	}
-	if stat, err := f.Stat(); err != nil || stat.IsDir() {
+	stat, err := f.Stat()
+	if err == nil {
+		err = b.regular(path, stat)
+	}
+	if err != nil {
 		f.Close()
-		return nil, errors.Join(err, bucket.ErrNotFound)
+		return nil, err
 	}
 	return f, nil
+}
+
+// regular says whether what is there can be an object.
+func (b *Bucket) regular(path string, stat fs.FileInfo) error {
+	switch {
+	case stat.IsDir():
+		return bucket.ErrNotFound
+	case !stat.Mode().IsRegular():
+		return b.foreign(path)
+	}
+	return nil
 }
 
 // content reads what was opened, and closes it.
@@ -372,11 +428,25 @@ func content(f *os.File, err error) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(f)
+	stat, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	body := make([]byte, stat.Size())
+	_, err = io.ReadFull(f, body)
+	return body, err
 }
 
-func syncFolder(path string) error {
-	f, err := os.Open(path)
+func (b *Bucket) syncFolder(path string) error {
+	return syncAndClose(b.openFolder(path))
+}
+
+// openFolder does not wait either.
+func (b *Bucket) openFolder(path string) (*os.File, error) {
+	return b.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+}
+
+func syncAndClose(f *os.File, err error) error {
 	if err != nil {
 		return err
 	}

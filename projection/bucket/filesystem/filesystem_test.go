@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -183,7 +184,8 @@ func TestStoppedHolderOfTheLock(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOpenRemovesAbandonedWrites(t *testing.T) {
+// The first write removes them: who only reads removes nothing.
+func TestWritesRemoveAbandonedOnes(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
 	_, err := b.Create(t.Context(), "a", []byte("x"))
@@ -195,6 +197,11 @@ func TestOpenRemovesAbandonedWrites(t *testing.T) {
 	require.NoError(t, os.Chtimes(old, then, then))
 
 	b = open(t, folder)
+	_, _, err = b.Get(t.Context(), "a")
+	require.NoError(t, err)
+	require.FileExists(t, old, "nothing was written")
+	_, err = b.Create(t.Context(), "a", []byte("x"))
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
 	require.NoFileExists(t, old)
 	require.FileExists(t, young, "it may be a write of another process")
 	require.NoError(t, b.List(t.Context(), "", func(a bucket.Attributes) error {
@@ -224,6 +231,112 @@ func TestNothingStaysStaged(t *testing.T) {
 	staged, err := os.ReadDir(filepath.Join(folder, stagedName))
 	require.NoError(t, err)
 	require.Empty(t, staged)
+}
+
+// planted are things that others who may write in a bucket's folder could put in the place of one of its own. Each is
+// told the path, and that of a folder with a file "a" outside of the bucket.
+var planted = map[string]func(path, outside string) error{
+	"link to a folder": func(path, outside string) error { return os.Symlink(outside, path) },
+	"link to a file":   func(path, outside string) error { return os.Symlink(filepath.Join(outside, "a"), path) },
+	"link within":      func(path, _ string) error { return os.Symlink("cell", path) },
+	"link to a device": func(path, _ string) error { return os.Symlink("/dev/zero", path) },
+	"pipe":             func(path, _ string) error { return unix.Mkfifo(path, 0o600) },
+	"socket": func(path, _ string) error {
+		l, err := net.Listen("unix", path)
+		if err == nil {
+			l.(*net.UnixListener).SetUnlinkOnClose(false)
+			err = l.Close()
+		}
+		return err
+	},
+}
+
+// A bucket with anything but folders and regular files is refused by name, wherever that is, and touches nothing
+// outside of itself.
+func TestOpenRefusesWhatIsNoFile(t *testing.T) {
+	for what, plant := range planted {
+		for _, place := range []string{"cell/root", "cell/seg", stagedName, lockName} {
+			t.Run(what+" as "+place, func(t *testing.T) {
+				folder, outside := t.TempDir(), t.TempDir()
+				require.NoError(t, os.MkdirAll(filepath.Join(folder, "cell"), 0o700))
+				file, then := filepath.Join(outside, "a"), time.Now().Add(-2*stagedAge)
+				require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+				require.NoError(t, os.Chtimes(file, then, then))
+				path := filepath.Join(folder, place)
+				require.NoError(t, plant(path, outside))
+				b, err := Open(folder)
+				if err == nil {
+					_, _ = b.Create(t.Context(), "cell/other", []byte("x"))
+				}
+				require.ErrorContains(t, err, "'"+path+"' is no regular file")
+				require.FileExists(t, file)
+			})
+		}
+	}
+}
+
+// What is put there later leads nowhere: it is neither read nor written, waited for nor tidied.
+func TestNothingLeadsOutOfTheBucket(t *testing.T) {
+	for what, plant := range planted {
+		if what == "link within" {
+			continue // is followed
+		}
+		t.Run(what, func(t *testing.T) {
+			folder, outside := t.TempDir(), t.TempDir()
+			file, then := filepath.Join(outside, "a"), time.Now().Add(-2*stagedAge)
+			b, ctx := open(t, folder), t.Context()
+			require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+			require.NoError(t, os.Chtimes(file, then, then))
+			require.NoError(t, plant(filepath.Join(folder, "cell"), outside))
+			for _, key := range []string{"cell", "cell/a"} {
+				_, _, err := b.Get(ctx, key)
+				require.Error(t, err)
+				_, err = b.GetRange(ctx, key, 0, 1)
+				require.Error(t, err)
+				_, err = b.Replace(ctx, key, []byte("y"), etagOf([]byte("x")))
+				require.Error(t, err)
+				_, err = b.Create(ctx, key, []byte("y"))
+				require.Error(t, err)
+				require.Error(t, b.Copy(ctx, key, "copy"))
+				if key == "cell/a" {
+					_ = b.Delete(ctx, key)
+				}
+			}
+			require.NoError(t, os.RemoveAll(filepath.Join(folder, stagedName)))
+			require.NoError(t, plant(filepath.Join(folder, stagedName), outside))
+			_, err := b.Create(ctx, "more", []byte("y"))
+			require.Error(t, err)
+			b.removeAbandoned()
+			body, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, "x", string(body))
+			left, err := os.ReadDir(outside)
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+		})
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	folder, err := Open(b.TempDir())
+	require.NoError(b, err)
+	const key = "logplane/seg/0/x"
+	_, err = folder.Create(b.Context(), key, make([]byte, 100<<10))
+	require.NoError(b, err)
+	b.Run("whole", func(b *testing.B) {
+		for b.Loop() {
+			if _, _, err := folder.Get(b.Context(), key); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("range", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := folder.GetRange(b.Context(), key, 1<<10, 8<<10); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }
 
 func BenchmarkCreate(b *testing.B) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +21,7 @@ func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
 			return nil, ctx.Err()
 		}
 	}
-	f, err := os.OpenFile(filepath.Join(b.root, lockName), os.O_CREATE|os.O_RDONLY, 0o600)
+	f, err := b.root.OpenFile(lockName, os.O_CREATE|os.O_RDONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		next()
 		return nil, err
