@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -64,13 +66,21 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root, and leaves out the archive. With an error too it returns the name.
+// writeCheckpoint writes a copy of a root, and leaves out the archive. With an error too it returns the name. That has
+// a sum of the content, by which another cell's checkpoint in its place is noticed. The nonce makes both unique.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
-	copied.Checkpoints = nil
+	copied.Checkpoints, copied.Nonce = nil, []byte(rand.Text())
 	copied.dropEvents(r.Floor)
-	c := checkpoint{Revision: r.Applied, Time: r.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, r.Applied, rand.Text())}
-	return c, p.createFrame(ctx, "checkpoint", c.Key, rootMagic, &copied)
+	body := encodeRoot(&copied)
+	c := checkpoint{Revision: r.Applied, Time: r.Clock,
+		Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, r.Applied, checkpointSum(body))}
+	return c, p.createObject(ctx, "checkpoint", c.Key, body)
+}
+
+func checkpointSum(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:16])
 }
 
 // due reports whether a stretch of some rule has no checkpoint yet.
@@ -117,8 +127,13 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 		return nil, fmt.Errorf("read checkpoint %s: %w", c.Key, err)
 	}
 	r, err := decodeRoot(body)
-	if err == nil && r.Applied != c.Revision {
+	_, sum, _ := strings.Cut(c.Key[strings.LastIndexByte(c.Key, '/')+1:], "-")
+	switch {
+	case err != nil:
+	case r.Applied != c.Revision:
 		err = fmt.Errorf("it is of revision %d, not %d", r.Applied, c.Revision)
+	case len(sum) == len(checkpointSum(nil)) && sum != checkpointSum(body): // earlier versions named it at random
+		err = errors.New("it is another one, maybe of another cell")
 	}
 	if err != nil && !errors.Is(err, ErrNewer) {
 		err = fmt.Errorf("%w (%w): put back what was there, or drop it with 'logplane inspect fsck --drop-checkpoint %s'", err, ErrDamaged, c.Key)

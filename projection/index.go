@@ -168,7 +168,10 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 
 // createFrame writes what a root names besides segments, under a name that was never used before.
 func (p *Projection) createFrame(ctx context.Context, what, key string, magic uint32, v any) error {
-	body := encodeFrame(magic, v)
+	return p.createObject(ctx, what, key, encodeFrame(magic, v))
+}
+
+func (p *Projection) createObject(ctx context.Context, what, key string, body []byte) error {
 	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
 		return fmt.Errorf("write %s %s: %w", what, key, err)
 	}

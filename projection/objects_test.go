@@ -66,6 +66,7 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		{"ckpt", "damaged", "", "", itself, "", itself, "drop"},
 		{"ckpt", "lost", "", "", itself, "", itself, "collection"},
 		{"ckpt", "another", "", "", itself, "", itself, "drop"},
+		{"ckpt", "another cell's", "", "", itself, "", itself, "drop"},
 		{"seg", "damaged", itself, "", "", "", itself, "copy"},
 		{"seg", "lost", itself, "", "", "", itself, "copy"},
 		{"seg", "another", itself, "", "", "", itself, "copy"},
@@ -105,6 +106,9 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 					}
 				}
 				_, err = c.bucket.Replace(c.ctx, key, other, etag)
+				require.NoError(t, err)
+			case "another cell's": // of the same revision
+				_, err = c.bucket.Replace(c.ctx, key, other(t, pick[row.kind]), etag)
 				require.NoError(t, err)
 			}
 
@@ -176,6 +180,43 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 			require.Equal(t, want, got)
 		})
 	}
+}
+
+// other is an object of another cell.
+func other(t *testing.T, pick func(*cell) string) []byte {
+	c, _, _ := stocked(t)
+	c.commit()
+	body, _, err := c.bucket.Get(c.ctx, pick(c))
+	require.NoError(t, err)
+	return body
+}
+
+// The root is lost, and the checkpoint is another cell's, of the same revision. It is passed by, so that the log, which
+// is our own, is not given up for it.
+func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
+	config := hourly(1 << 20)
+	start := func(value string) (*cell, Revision, string) {
+		c := ruin(t, config)
+		c.put("a", value)
+		c.commit()
+		rev := c.put("a", value)
+		c.commit()
+		return c, rev, c.named("ckpt/")[0]
+	}
+	c, rev, key := start("ours")
+	theirs, _, their := start("theirs")
+	body, _, err := theirs.bucket.Get(c.ctx, their)
+	require.NoError(t, err)
+	require.NoError(t, c.bucket.Delete(c.ctx, key))
+	_, err = c.bucket.Create(c.ctx, key, body)
+	require.NoError(t, err)
+	require.NoError(t, c.bucket.Delete(c.ctx, c.rootKey()))
+	c, plan := c.recovered(config)
+	require.Len(t, plan.Passed, 1)
+	require.ErrorContains(t, plan.Passed[0], key)
+	require.ErrorIs(t, plan.Passed[0], ErrDamaged)
+	require.Zero(t, plan.To, "nothing is lost: %v", plan.Lost)
+	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
 }
 
 // orNil is an error that can be wrapped.

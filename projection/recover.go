@@ -103,7 +103,7 @@ func (p *Projection) planRecover(ctx context.Context) (*RecoverPlan, error) {
 	})
 	files, highest := there.events(p.config.Prefix)
 	plan.highest = max(highest, plan.Log.Head)
-	if len(candidates)+len(files) > 0 { // else this is not the cell's bucket
+	if len(candidates)+len(files)+len(plan.Passed) > 0 { // else this is not the cell's bucket
 		candidates = append(candidates, candidate{"", &root{}})
 	}
 	for _, c := range candidates {
