@@ -50,8 +50,8 @@ func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byt
 // cluster, as that of another.
 func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
 
-// IsOf fails if an object that was encrypted is not that of its row key. Not all of upstream's providers bind a value to
-// its key: with aescbc and secretbox, who can write to the log could have one user's Secret read as another's.
+// IsOf fails if an object that was encrypted is not that of its row key. Not all of upstream's providers bind a value
+// to its key: with aescbc and secretbox, who can write to the log could have one user's Secret read as another's.
 func IsOf(rowKey string, obj runtime.Object) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {

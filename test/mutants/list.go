@@ -1543,7 +1543,7 @@ var list = []mutant{
 	},
 	{
 		name: "nodes-on-this-machine",
-		file: "internal/apiserver/kubelets.go", old: ", DialContext: to.DialContext", new: "",
+		file: "internal/apiserver/kubelets.go", old: ", DialContext: calls.Upgrading(to.DialContext)", new: "",
 		tests: "TestNoAddressOfThisMachine", in: "internal/apiserver",
 		why: "the log of a Pod is read from whatever listens on this machine alone",
 	},

@@ -20,8 +20,8 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// UndoAgent is the user agent by which an undo writes. By that a later one knows it again, so no client's is recorded as
-// that.
+// UndoAgent is the user agent by which an undo writes. By that a later one knows it again, so no client's is recorded
+// as that.
 const UndoAgent = "logplane-undo"
 
 // undo takes changes back: one of an object, or all of a manager or user since a moment. What somebody else has changed
