@@ -11,6 +11,7 @@ package calls
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -57,12 +60,39 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	if packed := response.Header.Get("Content-Encoding"); packed != "" && packed != "identity" {
 		return nil, fmt.Errorf("the answer is compressed (%.20q), though the request accepts only 'identity'", packed)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, w.most+1))
+	body, err := readAll(r.Context(), io.LimitReader(response.Body, w.most+1))
 	if int64(len(body)) > w.most {
 		err = fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
 	}
 	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), end{err}))
 	return response, nil
+}
+
+// large is how many bytes of an answer keep a processor busy for some milliseconds. The rest of an answer is received
+// in turn, by half of the processors.
+const large = 256 << 10
+
+var turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+
+// readAll is io.ReadAll, which takes a turn for what is large. That lasts a second at most: a peer may be slow.
+func readAll(ctx context.Context, from io.Reader) ([]byte, error) {
+	var all bytes.Buffer
+	if n, err := io.CopyN(&all, from, large); n < large {
+		if err == io.EOF {
+			err = nil
+		}
+		return all.Bytes(), err
+	}
+	select {
+	case turns <- struct{}{}:
+	case <-ctx.Done():
+		return all.Bytes(), ctx.Err()
+	}
+	end := sync.OnceFunc(func() { <-turns })
+	defer end()
+	defer time.AfterFunc(time.Second, end).Stop()
+	_, err := all.ReadFrom(from)
+	return all.Bytes(), err
 }
 
 // end is how an answer ends.

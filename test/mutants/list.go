@@ -1549,7 +1549,7 @@ var list = []mutant{
 	},
 	{
 		name: "nodes-that-move",
-		file: "internal/apiserver/core.go", old: "pods.DialContext = s.dialer.DialContext", new: "",
+		file: "internal/apiserver/core.go", old: "pods.DialContext, pods.MaxResponseHeaderBytes = calls.Upgrading(s.dialer.DialContext), calls.MostHeaders", new: "pods.MaxResponseHeaderBytes = calls.MostHeaders",
 		tests: "TestNamesThatChange", in: "internal/apiserver",
 		why: "a name that was checked means another address when it is called",
 	},
