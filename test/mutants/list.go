@@ -130,6 +130,24 @@ var list = []mutant{
 		why: "a list counts an object twice that was updated, or one that was deleted",
 	},
 	{
+		name: "events-of-others-cost-nothing",
+		file: "projection/events.go", old: "if !take.done(rev, len(e.Value)) {", new: "if of.has(key) && !take.done(rev, len(e.Value)) {",
+		tests: "TestArchivedTellsWhatItLooksAt",
+		why:   "changes that match nothing read all of the history in one request",
+	},
+	{
+		name: "rows-below-the-floor-name-all-events",
+		file: "projection/events.go", old: "return events.ref.MinRevision > s.root.Floor", new: "return s.root.Floor >= 0",
+		tests: "TestArchivedTellsWhatItLooksAt",
+		why:   "changes of an object below the floor are missing",
+	},
+	{
+		name: "no-change-costs-nothing",
+		file: "internal/kubestore/write.go", old: "err = spend(ctx, 2*len(st.data))", new: "err = spend(ctx, 0)",
+		tests: "TestTransactionsOfNoChange", in: "internal/apiserver",
+		why: "a transaction of a thousand patches that change nothing takes half a minute of a processor",
+	},
+	{
 		name: "void-row-names-an-event",
 		file: "projection/events.go", old: "&& e.Flags&segment.Void == 0 {", new: "{",
 		tests: "TestEventsOfFewKeys",
