@@ -37,11 +37,20 @@ const (
 
 // Whole sends requests by the sender, and returns when the whole answer is there. It follows no redirect: what a
 // request holds is for the peer alone. An answer of more bytes ends with an error.
-func Whole(sender http.RoundTripper, most int64) http.RoundTripper { return whole{sender, most} }
+func Whole(sender http.RoundTripper, most int64) http.RoundTripper {
+	return Measured(sender, most, func([]byte) error { return nil })
+}
+
+// Measured is Whole for answers that are decoded by who knows no bounds. One that measure refuses ends at once, with
+// its error.
+func Measured(sender http.RoundTripper, most int64, measure func(answer []byte) error) http.RoundTripper {
+	return whole{sender, most, measure}
+}
 
 type whole struct {
 	http.RoundTripper
-	most int64
+	most    int64
+	measure func([]byte) error
 }
 
 // RoundTrip implements http.RoundTripper. Net/http would ask for gzip by itself, and a small answer could become any
@@ -60,39 +69,44 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	if packed := response.Header.Get("Content-Encoding"); packed != "" && packed != "identity" {
 		return nil, fmt.Errorf("the answer is compressed (%.20q), though the request accepts only 'identity'", packed)
 	}
-	body, err := readAll(r.Context(), io.LimitReader(response.Body, w.most+1))
-	if int64(len(body)) > w.most {
-		err = fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
-	}
+	body, err := w.read(r.Context(), response.Body)
 	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), end{err}))
 	return response, nil
 }
 
 // large is how many bytes of an answer keep a processor busy for some milliseconds. The rest of an answer is received
-// in turn, by half of the processors.
+// and measured in turn, by half of the processors.
 const large = 256 << 10
 
 var turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
-// readAll is io.ReadAll, which takes a turn for what is large. That lasts a second at most: a peer may be slow.
-func readAll(ctx context.Context, from io.Reader) ([]byte, error) {
+// read returns an answer, or what has come of it before an error. What is large takes a turn, which lasts a second at
+// most: a peer may be slow.
+func (w whole) read(ctx context.Context, from io.Reader) ([]byte, error) {
+	from = io.LimitReader(from, w.most+1)
 	var all bytes.Buffer
-	if n, err := io.CopyN(&all, from, large); n < large {
-		if err == io.EOF {
-			err = nil
+	_, err := io.CopyN(&all, from, large)
+	if err == nil { // there may be more
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return all.Bytes(), ctx.Err()
 		}
+		end := sync.OnceFunc(func() { <-turns })
+		defer end()
+		defer time.AfterFunc(time.Second, end).Stop()
+		_, err = all.ReadFrom(from)
+	}
+	if int64(all.Len()) > w.most {
+		return all.Bytes(), fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
+	}
+	if err != nil && err != io.EOF {
 		return all.Bytes(), err
 	}
-	select {
-	case turns <- struct{}{}:
-	case <-ctx.Done():
-		return all.Bytes(), ctx.Err()
+	if err := w.measure(all.Bytes()); err != nil {
+		return nil, err
 	}
-	end := sync.OnceFunc(func() { <-turns })
-	defer end()
-	defer time.AfterFunc(time.Second, end).Stop()
-	_, err := all.ReadFrom(from)
-	return all.Bytes(), err
+	return all.Bytes(), nil
 }
 
 // end is how an answer ends.

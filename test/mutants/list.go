@@ -1519,7 +1519,7 @@ var list = []mutant{
 	},
 	{
 		name: "answers-without-an-end",
-		file: "internal/apiserver/admission/webhooks.go", old: "maxAnswer)", new: "1<<40)",
+		file: "internal/apiserver/admission/webhooks.go", old: "maxAnswer, affordable)", new: "1<<40, affordable)",
 		tests: "TestWebhooksThatLie", in: "internal/apiserver",
 		why: "a webhook takes all memory of the process with one answer",
 	},

@@ -133,7 +133,7 @@ func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhook
 		}
 		c := rest.CopyConfig(known)
 		c.Dial = s.dialer.DialContext
-		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return measured{calls.Whole(sender, maxAnswer)} })
+		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return calls.Measured(sender, maxAnswer, affordable) })
 		return c, nil
 	}
 	return &webhookutil.AuthenticationInfoResolverDelegator{
@@ -211,26 +211,8 @@ const (
 	defaultTimeout = 30 * time.Second
 )
 
-// measured makes a webhook fail whose answer costs decoders what no body may: 8 MiB of numbers took half a second and
-// some hundred MiB.
-type measured struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (m measured) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := m.RoundTripper.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	if err == nil {
-		err = affordable(answer)
-	}
-	response.Body = &received{bytes.NewReader(answer), err}
-	return response, nil
-}
-
-// affordable says why an answer is not decoded. Who decodes it says what is wrong with one that is malformed.
+// affordable says why an answer is not decoded: it would cost what no body may. 8 MiB of numbers took half a second and
+// some hundred MiB. Who decodes it says what is wrong with one that is malformed.
 func affordable(answer []byte) error {
 	if bytes.HasPrefix(answer, []byte("k8s\x00")) || len(answer) > smallAnswer && !json.Valid(answer) {
 		return fmt.Errorf("the answer has %d bytes and is no JSON", len(answer))
@@ -242,23 +224,6 @@ func affordable(answer []byte) error {
 	}
 	return nil
 }
-
-// received is an answer, or why it is not read.
-type received struct {
-	answer io.Reader
-	failed error
-}
-
-// Read implements io.Reader.
-func (r *received) Read(p []byte) (int, error) {
-	if r.failed != nil {
-		return 0, r.failed
-	}
-	return r.answer.Read(p)
-}
-
-// Close implements io.Closer.
-func (*received) Close() error { return nil }
 
 // Services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
 // by default, which leads nowhere without a kube-proxy beside the process.
