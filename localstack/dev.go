@@ -308,9 +308,15 @@ func openBucket(c Config) (bucket.Bucket, error) {
 	if c.InMemory {
 		return bucket.Count(memory.New()), nil
 	}
-	b, err := filesystem.Open(filepath.Join(c.Folder, "bucket"))
+	folder := filepath.Join(c.Folder, "bucket")
+	b, err := filesystem.Open(folder)
 	if err != nil {
 		return nil, err
+	}
+	if c.Secure {
+		if err := trust.File(folder); err != nil {
+			return nil, fmt.Errorf("open the bucket: %w", err)
+		}
 	}
 	return bucket.Count(b), nil
 }

@@ -316,6 +316,12 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 			return nil, "", fmt.Errorf("%s is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", flag, c.bucket)
 		}
 		b, err := filesystem.Open(folder)
+		if err == nil && !c.readOnly {
+			// To refuse it would be too strict: many a system lets a group write that has one member.
+			if err := trust.File(folder); err != nil {
+				slog.WarnContext(ctx, "others could change what the bucket has", "err", err)
+			}
+		}
 		return bucket.Count(b), c.stream, err
 	case "s3":
 		if u.Host == "" {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,6 +89,31 @@ func TestBucketFolders(t *testing.T) {
 	_, _, err = where.openBucket(t.Context())
 	require.ErrorContains(t, err, "there is no such folder")
 	require.NoDirExists(t, missing, "who looks makes nothing")
+}
+
+// TestOthersBuckets: a process that serves from a folder in which others may write says so; one that looks does not.
+func TestOthersBuckets(t *testing.T) {
+	var logged bytes.Buffer
+	before := slog.Default()
+	t.Cleanup(func() { slog.SetDefault(before) })
+	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
+	syscall.Umask(0o022)
+	folder := t.TempDir()
+	for mode, says := range map[os.FileMode]bool{0o755: false, 0o775: true, 0o757: true} {
+		require.NoError(t, os.Chmod(folder, mode))
+		for _, readOnly := range []bool{false, true} {
+			logged.Reset()
+			where := connection{bucket: "file://" + folder, readOnly: readOnly}
+			_, _, err := where.openBucket(t.Context())
+			require.NoError(t, err)
+			if says && !readOnly {
+				require.Contains(t, logged.String(), "other users may write '"+folder+"'")
+				require.Contains(t, logged.String(), "chmod go-w")
+			} else {
+				require.Empty(t, logged.String())
+			}
+		}
+	}
 }
 
 // TestInit: before it, other commands say to run it. It makes no promise about replicas that the stream does not keep,

@@ -81,7 +81,7 @@ func TestOthersKeysAreNotBelieved(t *testing.T) {
 		args [][]string
 	}{
 		{filepath.Join(data, "ca.key"), [][]string{dev}}, {filepath.Join(data, "ca.crt"), [][]string{dev}}, {filepath.Join(data, "service-account.key"), [][]string{dev}},
-		{data, [][]string{dev}},
+		{data, [][]string{dev}}, {filepath.Join(data, "bucket"), [][]string{dev}},
 		{filepath.Join(keys, "ca.key"), [][]string{initialize}}, {filepath.Join(keys, "tls.crt"), [][]string{initialize}}, {filepath.Join(keys, "service-account.key"), [][]string{initialize}},
 		{filepath.Join(keys, "admin.kubeconfig"), [][]string{initialize}}, {keys, [][]string{initialize}},
 		{blocks, [][]string{c.with("projector", "--block-cache-folder", blocks)}},

@@ -40,6 +40,12 @@ var list = []mutant{
 		why:   "what was forgotten stays in the newest file of the log",
 	},
 	{
+		name: "checkpoint-of-another-cell",
+		file: "projection/checkpoint.go", old: "len(sum) == len(checkpointSum(nil))", new: "len(sum) == 0",
+		tests: "TestEveryObjectOfTheBucket",
+		why:   "what another cell has is served as this one's past, and the log given up for it",
+	},
+	{
 		name: "forgotten-below-the-floor",
 		file: "projection/forget.go", old: "last = max(last, n.revision)", new: "last = max(last, 0)",
 		tests: "TestForget",
