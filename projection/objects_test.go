@@ -219,6 +219,32 @@ func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
 }
 
+// Another cell's checkpoint lies beside our own, and is the newer one. The bucket's own events contradict it.
+func TestRecoverPassesByWhatEventsContradict(t *testing.T) {
+	config := hourly(1)
+	c, theirs := ruin(t, config), ruin(t, hourly(1<<20))
+	for range 3 {
+		c.put("a", "ours")
+		c.commit()
+	}
+	rev := c.put("a", "ours")
+	theirs.put("a", "theirs")
+	theirs.put("a", "theirs")
+	theirs.commit()
+	stray := theirs.named("ckpt/")[0]
+	body, _, err := theirs.bucket.Get(c.ctx, stray)
+	require.NoError(t, err)
+	_, err = c.bucket.Create(c.ctx, stray, body)
+	require.NoError(t, err)
+	require.NoError(t, c.bucket.Delete(c.ctx, c.rootKey()))
+	c, plan := c.recovered(config)
+	require.Len(t, plan.Passed, 1)
+	require.ErrorContains(t, plan.Passed[0], stray)
+	require.ErrorContains(t, plan.Passed[0], "it is another cell's")
+	require.Zero(t, plan.To, "nothing is lost: %v", plan.Lost)
+	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
+}
+
 // orNil is an error that can be wrapped.
 func orNil(err error) error {
 	if err == nil {

@@ -230,6 +230,9 @@ func (there remains) events(prefix string) (files []eventFile, highest Revision)
 // planFrom completes the plan with a candidate, if all that the new root names can be read.
 func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidate, listed []candidate, files []eventFile) error {
 	plan.From, plan.Missing, plan.To, plan.Lost, plan.Until, plan.bridge = c.key, 0, 0, nil, time.Time{}, nil
+	if err := p.contradicted(ctx, c.root, files); err != nil {
+		return err
+	}
 	v, err := p.readable(ctx, plan, c.root, files)
 	if err != nil {
 		return err
@@ -287,6 +290,36 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	}
 	plan.To = max(plan.highest, plan.Revision) + eventlog.FenceGap
 	return nil
+}
+
+// contradicted fails if the bucket has only another event where a candidate says that it ends: then that is another
+// cell's. An event segment that cannot be read says nothing.
+func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFile) error {
+	var other error
+	confirmed := false
+	for _, f := range files {
+		if f.first > r.Applied || f.last < r.Applied {
+			continue
+		}
+		err := p.bridged(ctx, f, r.Applied-1, func(e *record) error {
+			switch {
+			case e.Revision != r.Applied || e.Op == eventlog.Barrier:
+			case e.RequestID == r.AppliedID && e.Time.UnixNano() == r.AppliedTime:
+				confirmed = true
+			default:
+				other = fmt.Errorf("it ends with request %q, and '%s' has request %q there: it is another cell's: %w",
+					r.AppliedID, f.Key, e.RequestID, errUseless)
+			}
+			return nil
+		})
+		if err != nil && !cannotRead(err) && !errors.Is(err, bucket.ErrNotFound) {
+			return err
+		}
+	}
+	if confirmed {
+		return nil
+	}
+	return other
 }
 
 // readable makes the plan's root of a candidate's, and reads all that it names. If there is an archive, its event
