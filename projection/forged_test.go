@@ -6,6 +6,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // publish appends a message past eventlog.
@@ -34,4 +37,38 @@ func TestForgedBarriersAreApplied(t *testing.T) {
 		c.commit()
 		c.require(map[string]string{"a": "1@1", "b": "2@2", "c": "3@4"})
 	}
+}
+
+// A recovery that lost revisions and broke off before its fence stops every process, also if the log ends with what has
+// no id.
+func TestARecoveryThatBreaksOffIsNoticed(t *testing.T) {
+	config := hourly(1 << 20)
+	c := ruin(t, config)
+	c.put("a", "1")
+	c.commit()
+	c.put("b", "2")
+	applied := c.commit()
+	c.put("c", "3")
+	require.NoError(t, c.Retain(c.ctx, 0, applied))
+	c.publish("%barrier", nats.Header{"Logplane-Checksum": {"0"}})
+	require.NoError(t, c.bucket.Delete(c.ctx, c.rootKey()))
+	operator := c.restarted(config)
+	plan, err := operator.PlanRecover(c.ctx)
+	require.NoError(t, err)
+	require.NotZero(t, plan.Missing)
+	c.bucket.Inject(func(op memory.Op, key string) memory.Fault {
+		if op == memory.OpCreate && key == c.rootKey() {
+			return memory.FailsButPersisted
+		}
+		return memory.Works
+	})
+	require.Error(t, operator.Recover(c.ctx, plan))
+	c.bucket.Inject(nil)
+	_, err = c.restarted(config).Latest(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrDiverged)
+	operator = c.restarted(config)
+	fence, err := operator.PlanFence(c.ctx, 0)
+	require.NoError(t, err)
+	require.NoError(t, operator.Fence(c.ctx, fence))
+	require.NotZero(t, c.restarted(config).latest().snap.root.Epoch)
 }

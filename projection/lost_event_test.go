@@ -19,9 +19,9 @@ func TestAnEventThatIsLostIsFenced(t *testing.T) {
 		"the root is lost":  func(*cell) {},
 		"the root is lost and events before it": func(c *cell) {
 			c.put("b", "2")
-			c.commit()
-			require.NoError(t, c.Retain(c.ctx, 0, c.latest().Applied()))
+			applied := c.commit()
 			c.put("c", "3")
+			require.NoError(t, c.Retain(c.ctx, 0, applied))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -742,6 +742,12 @@ var list = []mutant{
 		why:   "a barrier with a status makes every follower open its consumer anew, for ever",
 	},
 	{
+		name: "recovered-root-taken-for-fenced",
+		file: "projection/recover.go", old: "next.AppliedTime+1", new: "next.AppliedTime",
+		tests: "TestARecoveryThatBreaksOffIsNoticed",
+		why:   "a cell goes on after a recovery that broke off, with revisions that were used before",
+	},
+	{
 		name: "fence-wants-to-read-a-lost-event",
 		file: "projection/fence.go", old: "errors.Is(err, ErrHole) || errors.Is(err, eventlog.ErrNowhere)", new: "errors.Is(err, ErrHole)",
 		tests: "TestAnEventThatIsLostIsFenced",
