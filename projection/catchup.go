@@ -69,8 +69,14 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 
 // gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most. So a
 // projector that was away for long does not hold all of the tail.
+//
+// For a fence, a view of what comes before an event that cannot be read is enough.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
-	return p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
+	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
+	if before := p.view.Load(); p.givesUp.Load() && before != nil && errors.Is(err, eventlog.ErrNowhere) {
+		return before, nil
+	}
+	return v, err
 }
 
 // catchUp returns a view that is not older than the log's head, or is enough. One caller reads for all who wait.
@@ -239,6 +245,14 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		return nil
 	})
+	if errors.Is(err, eventlog.ErrNowhere) { // the next read meets it again, and has nothing before it
+		for len(events) > 0 && events[len(events)-1].Left > 0 {
+			events = events[:len(events)-1]
+		}
+		if len(events) > 0 && events[len(events)-1].Revision > v.tail.at.Revision {
+			return events, nil
+		}
+	}
 	if err != nil && !errors.Is(err, errEnough) {
 		return nil, err
 	}

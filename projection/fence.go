@@ -16,8 +16,8 @@ type FencePlan struct {
 	// Log is what the log held, Applied what the snapshot holds.
 	Log     eventlog.Bounds
 	Applied Revision
-	// Lost says why the log's events above Applied cannot be kept: the log is another's, or one of them is damaged
-	// wherever it is (eventlog.ErrNowhere). It is nil if they were folded.
+	// Lost says why the log's events above Applied cannot be kept: the log is another's, or the first of them is
+	// damaged wherever it is (eventlog.ErrNowhere). It is nil if they were folded.
 	Lost error
 	// To is the next revision after the fence, with which the next epoch begins.
 	To Revision
@@ -40,8 +40,13 @@ const lastFence = 1 << 53
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	_, err := p.Commit(ctx)
-	if errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) || errors.Is(err, eventlog.ErrNowhere) {
+	if errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
 		plan.Lost, err = err, nil
+	}
+	if errors.Is(err, eventlog.ErrNowhere) { // what comes before it is kept
+		plan.Lost = err
+		p.givesUp.Store(true)
+		_, err = p.Commit(ctx)
 	}
 	var now *snapshot
 	if err == nil {

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -9,9 +10,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// An event that no server has whole stops every reader. A fence gives it up, and what came after the last commit. So
-// does a recovery if the root is lost, too, whether the log reaches back to the checkpoint or not: each of the two
-// helps where it is said to.
+// An event that no server has whole stops every reader. A fence gives it up with what came after it, and keeps what
+// came before, also what no root has yet. A recovery helps where the root is lost, too, whether the log reaches back to
+// the checkpoint or not; then a fence may have to follow. Each of the two helps where it is said to.
 func TestAnEventThatIsLostIsFenced(t *testing.T) {
 	lost := nats.Header{"Logplane-Checksum": {"0"}}
 	for name, ruined := range map[string]func(*cell){
@@ -28,13 +29,17 @@ func TestAnEventThatIsLostIsFenced(t *testing.T) {
 			config := hourly(1 << 20)
 			c := ruin(t, config)
 			c.put("a", "1")
-			before := c.commit()
+			c.commit()
 			if ruined != nil {
 				ruined(c)
 				require.NoError(t, c.bucket.Delete(c.ctx, c.rootKey()))
 			}
-			c.publish("main.%core.pods.ns.d", lost)
 			want := map[string]string{"a": "1@1"}
+			if ruined == nil {
+				want["z"] = fmt.Sprint("whole@", c.put("z", "whole"))
+			}
+			c.publish("main.%core.pods.ns.d", lost)
+			c.put("after", "x")
 			if ruined != nil {
 				_, err := c.restarted(founded(config)).PlanFence(c.ctx, 0)
 				require.ErrorContains(t, err, "'logplane recover'")
@@ -54,7 +59,7 @@ func TestAnEventThatIsLostIsFenced(t *testing.T) {
 				plan, err := operator.PlanFence(c.ctx, 0)
 				require.NoError(t, err)
 				require.ErrorIs(t, plan.Lost, eventlog.ErrNowhere)
-				require.Equal(t, before, plan.Applied)
+				require.Equal(t, plan.Log.Head, plan.Applied+2)
 				require.NoError(t, operator.Fence(c.ctx, plan))
 				c = c.restarted(config)
 			}

@@ -91,6 +91,8 @@ type Projection struct {
 	broken sync.Map
 	// undecided is the draft whose put has failed. Only swapRoot sets it.
 	undecided atomic.Pointer[draft]
+	// givesUp is set by PlanFence: commits do without an event that no server has whole, and without what follows it.
+	givesUp atomic.Bool
 	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
 	fatal   atomic.Pointer[error]
 	failing chan struct{}

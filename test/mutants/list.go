@@ -736,10 +736,10 @@ var list = []mutant{
 		why:   "a barrier gives a recovered cell an epoch above all that can ever follow it",
 	},
 	{
-		name: "dropped-message-ends-the-follow",
-		file: "eventlog/follow.go", old: "errors.Is(err, nats.ErrNoResponders)", new: "errors.Is(err, nats.ErrMaxPayload)",
-		tests: "TestForgedBarriers$",
-		why:   "a barrier with a status makes every follower open its consumer anew, for ever",
+		name: "fence-gives-up-what-was-whole",
+		file: "projection/fence.go", old: "p.givesUp.Store(true)", new: "p.givesUp.Store(false)",
+		tests: "TestAnEventThatIsLostIsFenced",
+		why:   "a fence gives up what was acknowledged before the event that nobody has",
 	},
 	{
 		name: "recovered-root-taken-for-fenced",
@@ -749,7 +749,7 @@ var list = []mutant{
 	},
 	{
 		name: "fence-wants-to-read-a-lost-event",
-		file: "projection/fence.go", old: "errors.Is(err, ErrHole) || errors.Is(err, eventlog.ErrNowhere)", new: "errors.Is(err, ErrHole)",
+		file: "projection/fence.go", old: "if errors.Is(err, eventlog.ErrNowhere) {", new: "if errors.Is(err, eventlog.ErrNowhere) && to > 0 {",
 		tests: "TestAnEventThatIsLostIsFenced",
 		why:   "an event that is damaged on every server stops the cell for good",
 	},
