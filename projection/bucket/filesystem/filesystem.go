@@ -232,7 +232,7 @@ func (b *Bucket) write(
 	if err != nil {
 		return "", failure(op, key, err)
 	}
-	defer b.root.Remove(staged) // another name of the object after a link, gone after a rename
+	defer func() { _ = b.root.Remove(staged) }() // another name of the object after a link, gone after a rename
 	if err := b.change(ctx, op, key, path, func() error { return publish(staged, path) }); err != nil {
 		return "", err
 	}
