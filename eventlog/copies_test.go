@@ -111,10 +111,13 @@ func TestAnEventThatTheServersAtHandLack(t *testing.T) {
 			c.Restart(i, func(folder string) { servers.Flip(t, folder, 5, false) })
 		}
 	}
-	l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: connectFirst(t, c, follower(down))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := connectFirst(t, c, follower(down))
+	var l *eventlog.Log
+	eventlogtest.Eventually(t, "the restarted servers answer", func() (opened bool) {
+		var err error
+		l, err = eventlog.Open(bounded(t), eventlog.Config{Conn: conn})
+		return err == nil
+	})
 	c.Server[down].Shutdown()
 	eventlogtest.Eventually(t, "it is said what to do", func() bool { // one of the two must lead first
 		_, err := l.EventAt(bounded(t), 5)
