@@ -33,9 +33,9 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 		}()
 	}
 	if httpstream.IsUpgradeRequest(r) {
-		var upgrade *calls.Upgrade
-		ctx, upgrade = calls.WithUpgrade(ctx)
-		w = closing{w, ctx, upgrade}
+		upgrading, upgrade := calls.WithUpgrade(ctx)
+		h.ServeHTTP(closing{w, ctx, upgrade}, r.WithContext(upgrading))
+		return
 	}
 	h.ServeHTTP(w, r.WithContext(ctx))
 }
