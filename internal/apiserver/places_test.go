@@ -271,15 +271,15 @@ func TestTurnsOfAWrite(t *testing.T) {
 		time.Sleep(time.Second / 2)
 		require.NoError(t, w.Turn(t.Context()))
 		synctest.Wait()
-		require.Equal(t, 1, heavy.users["ann"].held, "it has not lasted")
+		require.Equal(t, 1, heldBy(heavy, "ann"), "it has not lasted")
 		time.Sleep(time.Second)
 		writes.queue = 0
 		require.NoError(t, w.Turn(t.Context()), "it may not wait")
-		require.Equal(t, 1, heavy.users["ann"].held)
+		require.Equal(t, 1, heldBy(heavy, "ann"))
 		writes.queue = 1
 		require.NoError(t, w.Turn(t.Context()))
 		require.NoError(t, <-others, "bob had a turn before ann had another one")
-		require.Equal(t, 1, heavy.users["ann"].held)
+		require.Equal(t, 1, heldBy(heavy, "ann"))
 		time.Sleep(10*time.Second + time.Nanosecond)
 		synctest.Wait()
 		require.Zero(t, taken(heavy))
@@ -287,6 +287,13 @@ func TestTurnsOfAWrite(t *testing.T) {
 		require.Empty(t, heavy.users)
 		require.Empty(t, writes.users)
 	})
+}
+
+// heldBy is how many places a user has.
+func heldBy(p *places, user string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.users[user].held
 }
 
 // TestTurnsComeBack: a request has no turn while it waits for others, once its answer has begun, or once it has ended.

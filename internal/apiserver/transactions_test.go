@@ -1026,7 +1026,7 @@ func (p *turnsTaken) served(s *Server) http.Handler {
 // TestTransactionsOfNoChange: what a transaction decodes and encodes counts, whether or not it changes anything. It
 // lets others have turns between its operations, and so does a patch of a large object by itself.
 func TestTransactionsOfNoChange(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: 4 * time.Second} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: 4 * time.Second * eventlogtest.Slowdown} })
 	const size = 300 << 10
 	for name, value := range map[string]string{"small": "x", "large": strings.Repeat("x", size)} {
 		s.must(t, 201, request{method: "POST", path: configMaps, body: configMap(name, value)}.as("root"))

@@ -121,7 +121,7 @@ func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Ob
 		return obj, true, nil
 	}
 	obj, err = s.decode(data, into)
-	if err == nil && !s.plain {
+	if err == nil && s.Named && !s.plain {
 		err = IsOf(v.rowKey, obj)
 	}
 	switch {

@@ -127,7 +127,9 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	for kind, why := range map[string]string{"aescbc": moved, "secretbox": moved, "aesgcm": "authentication failed"} {
 		t.Run(kind, func(t *testing.T) {
 			b := newBed(t, conn, memory.Strict(t))
-			s := newStore(b.Cell, pods(encrypted(t, kind+":a")))
+			named := pods(encrypted(t, kind+":a"))
+			named.Named = true
+			s := newStore(b.Cell, named)
 			create(t, s, pod("ns", "a"))
 			row := b.row(t, s, "/pods/ns/a")
 			for _, other := range []string{"/pods/ns/b", "/pods/other/a"} {

@@ -62,6 +62,9 @@ type Resource struct {
 	Indexers storage.IndexerFuncs
 	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.
 	Transformer value.Transformer
+	// Named says that each object is stored under its own name, as registries see to it. So an encrypted value that has
+	// another one is not read.
+	Named bool
 	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. Each exists
 	// exactly as long as the object has it, because it is appended in the object's own atomic batch.
 	Claims func(ctx context.Context, obj runtime.Object) ([]Claim, error)

@@ -137,6 +137,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			NewListFunc:   newListFunc,
 			Indexers:      indexers,
 			Transformer:   s.Transformer(config.GroupResource),
+			Named:         true,
 			Claims:        claims,
 			Beside:        s.config.Beside,
 			Within:        s.config.Within,
