@@ -1555,7 +1555,7 @@ var list = []mutant{
 	},
 	{
 		name: "remote-servers-called-otherwise",
-		file: "internal/apiserver/aggregation/documents.go", old: "calls.Whole(s.transport, most).RoundTrip(r)", new: "calls.NewTransport(s.transport.TLSClientConfig, nil).RoundTrip(r)",
+		file: "internal/apiserver/aggregation/documents.go", old: "calls.Measured(s.transport, most, measured).RoundTrip(r)", new: "calls.NewTransport(s.transport.TLSClientConfig, nil).RoundTrip(r)",
 		tests: "TestCalls", in: "internal/apiserver",
 		why: "what a remote API server says of itself has no end",
 	},

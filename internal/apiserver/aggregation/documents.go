@@ -64,16 +64,19 @@ func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path stri
 	}
 	r.Header = header
 	transport.SetAuthProxyHeaders(r, as.GetName(), as.GetUID(), as.GetGroups(), as.GetExtra())
-	response, err := calls.Whole(s.transport, most).RoundTrip(r)
+	response, err := calls.Measured(s.transport, most, measured).RoundTrip(r)
 	if err != nil {
 		return answer{}, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err == nil {
-		_, err = shape.JSON(body) // decoders follow it as deep as it goes, until the stack ends
-	}
 	return answer{response.StatusCode, response.Header, body}, err
+}
+
+// measured says why a document is not decoded. Decoders follow it as deep as it goes, until the stack ends.
+func measured(document []byte) error {
+	_, err := shape.JSON(document)
+	return err
 }
 
 // unexpected is the error of an answer that is of no use.
