@@ -188,15 +188,11 @@ func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error)
 			}
 			d.same = false
 			r.same--
-			then, err := r.past.Get(ctx, d.kind, d.namespace, d.name)
+			object, err := r.past.Get(ctx, d.kind, d.namespace, d.name)
 			if err != nil {
 				return nil, err
 			}
-			now, err := r.live.Get(ctx, d.kind, d.namespace, d.name)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, &pair{d.kind, then, now})
+			all = append(all, &pair{d.kind, object, object}) // if it has changed since, it is not written
 		}
 	}
 	return all, nil
