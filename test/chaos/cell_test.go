@@ -66,8 +66,10 @@ type cell struct {
 	all    []*box // in the order of their starts
 	apis   []*box
 	nats   []*box
-	front  *bucketFront
-	js     jetstream.JetStream // the test's own, past the links
+	// monitors are the addresses where the log's servers tell their own health.
+	monitors []string
+	front    *bucketFront
+	js       jetstream.JetStream // the test's own, past the links
 	// environment leads a command to the cell.
 	environment testcontainers.ContainerCustomizer
 
@@ -159,6 +161,7 @@ func (c *cell) startLog(l *links) {
 	var listen, cluster [servers]string
 	for i := range servers {
 		listen[i], cluster[i] = c.ports.free(c.t), c.ports.free(c.t)
+		c.monitors = append(c.monitors, c.ports.free(c.t))
 		c.clients = append(c.clients, l.link(fmt.Sprintf("clients-nats%d", i), listen[i]))
 	}
 	for i := range servers {
@@ -175,10 +178,11 @@ func (c *cell) startLog(l *links) {
 		config := fmt.Sprintf(`server_name: nats%d
 server_tags: [nats%d]
 listen: %q
+http: %q
 max_payload: 8MB
 jetstream { store_dir: /data, sync_interval: always, max_file_store: 1TB }
 cluster { name: cell, listen: %q, advertise: "127.0.0.1:1", no_advertise: true, pool_size: -1, routes: [%s] }
-`, i, i, listen[i], cluster[i], strings.Join(routes, ", "))
+`, i, i, listen[i], c.monitors[i], cluster[i], strings.Join(routes, ", "))
 		options := []testcontainers.ContainerCustomizer{
 			testcontainers.WithEnv(map[string]string{"CLOCK_SKEW": fmt.Sprint(skews[i])}),
 			testcontainers.WithFiles(testcontainers.ContainerFile{Reader: strings.NewReader(config), ContainerFilePath: "/nats.conf", FileMode: 0o644}),
@@ -312,7 +316,11 @@ func (b *box) check(ctx context.Context, transport *http.Transport) error {
 		}
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+b.address+b.health, nil)
+	return healthy(ctx, transport, "http://"+b.address+b.health)
+}
+
+func healthy(ctx context.Context, transport http.RoundTripper, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
@@ -320,9 +328,10 @@ func (b *box) check(ctx context.Context, transport *http.Transport) error {
 	if err != nil {
 		return err
 	}
-	_ = answer.Body.Close()
+	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %d", b.health, answer.StatusCode)
+		why, _ := io.ReadAll(io.LimitReader(answer.Body, 1000))
+		return fmt.Errorf("%s answers %d: %s", url, answer.StatusCode, why)
 	}
 	return nil
 }
@@ -374,6 +383,13 @@ func (c *cell) isWhole(ctx context.Context) (leader string, skew time.Duration, 
 	for _, r := range info.Cluster.Replicas {
 		if !r.Current || r.Offline {
 			return "", 0, fmt.Errorf("%s does not keep up", r.Name)
+		}
+	}
+	// To the leader, whoever answers is current. Only the server itself knows that it still fetches what its disk lost:
+	// it cannot lead before that, and every change of leader makes it begin anew.
+	for i, address := range c.monitors {
+		if err := healthy(ctx, http.DefaultTransport, "http://"+address+"/healthz?account=$G"); err != nil {
+			return "", 0, fmt.Errorf("nats%d: %w", i, err)
 		}
 	}
 	return info.Cluster.Leader, time.Until(info.TimeStamp).Round(time.Second), nil
