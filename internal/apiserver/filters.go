@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -203,7 +202,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		}
 		var p *place
 		var err error
-		if kind == s.reads && s.isAhead(r) {
+		if kind == s.reads {
 			err = kind.mayWait(ctx, user)
 		}
 		if err == nil {
@@ -229,18 +228,6 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r.WithContext(ctx))
 	})
-}
-
-// isAhead reports whether a request reads a revision that this process has not seen, and therefore has to wait.
-func (s *Server) isAhead(r *http.Request) bool {
-	_, asked, found := strings.Cut(r.URL.RawQuery, "resourceVersion=")
-	if !found {
-		return false
-	}
-	digits, _, _ := strings.Cut(asked, "&")
-	revision, err := strconv.ParseUint(digits, 10, 64)
-	view := s.config.Cell.Projection.Current()
-	return err == nil && view != nil && revision > uint64(view.Revision())
 }
 
 // started is what the store signals when a watch's first events are made.

@@ -83,6 +83,11 @@ func (w *work) Turn(ctx context.Context) error {
 	case w.ended:
 		return ctx.Err()
 	}
+	if w.turn == nil { // it has worked already
+		if err := w.of.mayWait(ctx, w.guest.name); err != nil {
+			return err
+		}
+	}
 	left := false
 	err := w.place.Wait(ctx, func() (err error) {
 		left = true
@@ -154,9 +159,9 @@ const minQueue = 100
 // maxParked is how many requests, for each that may wait, may be parked before they may wait themselves.
 const maxParked = 4
 
-// mayWait refuses a request that is going to wait for others if too many requests of its user wait already. A later
-// refusal would cost more. The request is parked until one of them is done, but no longer than its client should pause
-// after a refusal. Otherwise a client that does not pause would keep a processor busy with refusals.
+// mayWait refuses a request if too many requests of its user wait already. The request is parked until one of them is
+// done, but no longer than its client should pause after a refusal. Otherwise a client that does not pause would keep a
+// processor busy with refusals, and with what they come after.
 func (p *places) mayWait(ctx context.Context, user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -3,9 +3,7 @@ package apiserver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -374,17 +372,39 @@ func TestPlacesAtRandom(t *testing.T) {
 	})
 }
 
-// TestIsAhead: a request waits only for a revision that this process has not seen.
-func TestIsAhead(t *testing.T) {
-	s := newServer(t)
-	seen := uint64(s.config.Cell.Projection.Current().Revision())
-	for query, ahead := range map[string]bool{
-		"": false, "resourceVersion=0": false, "resourceVersion=x": false, "resourceVersion=": false, "resourceVersionMatch=Exact": false,
-		fmt.Sprintf("limit=1&resourceVersion=%d", seen): false, fmt.Sprintf("limit=1&resourceVersion=%d&x", seen+1): true,
-		"resourceVersion=9223372036854775807": true,
-	} {
-		require.Equal(t, ahead, s.isAhead(httptest.NewRequest("GET", configMaps+"?"+query, nil)), query)
-	}
+// TestARefusedTurnIsAPause: a request that has worked, and whose user has too many that wait for a turn, is refused as
+// late as a client should ask again, and goes on if one of them is done before that.
+func TestARefusedTurnIsAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, heavy := newPlaces("read", 3, 3, time.Minute), newPlaces("heavy", 1, 1, time.Minute)
+		p.queue = 1
+		turn := func() (*work, chan error) {
+			held, err := p.take(t.Context(), "a")
+			require.NoError(t, err)
+			w, taken := &work{place: held, heavy: heavy, longest: time.Minute}, make(chan error, 1)
+			go func() { taken <- w.Turn(t.Context()) }()
+			synctest.Wait()
+			return w, taken
+		}
+		first, taken := turn()
+		require.NoError(t, <-taken)
+		second, waits := turn()
+		start := time.Now()
+		late, refused := turn()
+		require.True(t, apierrors.IsTooManyRequests(<-refused))
+		require.Equal(t, retrySeconds*time.Second, time.Since(start))
+		late.end()
+
+		third, parked := turn()
+		require.Empty(t, waits)
+		first.end()
+		require.NoError(t, <-waits)
+		second.end()
+		require.NoError(t, <-parked)
+		require.Equal(t, retrySeconds*time.Second, time.Since(start))
+		third.end()
+		require.Empty(t, p.users)
+	})
 }
 
 // TestStartsHaveTurns: a watch that reads for long gives its place to others again and again, and is not refused when
