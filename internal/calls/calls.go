@@ -69,8 +69,11 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	if packed := response.Header.Get("Content-Encoding"); packed != "" && packed != "identity" {
 		return nil, fmt.Errorf("the answer is compressed (%.20q), though the request accepts only 'identity'", packed)
 	}
-	body, err := w.read(r.Context(), response.Body)
-	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), end{err}))
+	answer, err := w.read(r.Context(), response.Body)
+	if err != nil {
+		return nil, err
+	}
+	response.Body = io.NopCloser(answer)
 	return response, nil
 }
 
@@ -78,35 +81,48 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 // and measured in turn, by half of the processors.
 const large = 256 << 10
 
-var turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+var (
+	turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+	// refused has the buffers of large answers that nobody has seen. To make each anew kept the collector busy.
+	refused = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+)
 
-// read returns an answer, or what has come of it before an error. What is large takes a turn, which lasts a second at
-// most: a peer may be slow.
-func (w whole) read(ctx context.Context, from io.Reader) ([]byte, error) {
+// read returns what has come of an answer, which ends as the answer did, or an error if the answer is refused. What is
+// large takes a turn, which lasts a second at most: a peer may be slow.
+func (w whole) read(ctx context.Context, from io.Reader) (answer io.Reader, err error) {
 	from = io.LimitReader(from, w.most+1)
-	var all bytes.Buffer
-	_, err := io.CopyN(&all, from, large)
-	if err == nil { // there may be more
+	all := new(bytes.Buffer)
+	_, ended := io.CopyN(all, from, large)
+	if ended == nil { // there may be more
 		select {
 		case turns <- struct{}{}:
 		case <-ctx.Done():
-			return all.Bytes(), ctx.Err()
+			return nil, ctx.Err()
 		}
 		end := sync.OnceFunc(func() { <-turns })
 		defer end()
 		defer time.AfterFunc(time.Second, end).Stop()
-		_, err = all.ReadFrom(from)
+		begin := all.Bytes()
+		all = refused.Get().(*bytes.Buffer)
+		defer func() {
+			if err != nil {
+				all.Reset()
+				refused.Put(all)
+			}
+		}()
+		all.Write(begin)
+		_, ended = all.ReadFrom(from)
 	}
 	if int64(all.Len()) > w.most {
-		return all.Bytes(), fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
+		return nil, fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
 	}
-	if err != nil && err != io.EOF {
-		return all.Bytes(), err
+	if ended == nil || ended == io.EOF {
+		ended, err = nil, w.measure(all.Bytes())
 	}
-	if err := w.measure(all.Bytes()); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	return all.Bytes(), nil
+	return io.MultiReader(all, end{ended}), nil
 }
 
 // end is how an answer ends.

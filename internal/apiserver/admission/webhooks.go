@@ -214,13 +214,17 @@ const (
 // affordable says why an answer is not decoded: it would cost what no body may. 8 MiB of numbers took half a second and
 // some hundred MiB. Who decodes it says what is wrong with one that is malformed.
 func affordable(answer []byte) error {
-	if bytes.HasPrefix(answer, []byte("k8s\x00")) || len(answer) > smallAnswer && !json.Valid(answer) {
-		return fmt.Errorf("the answer has %d bytes and is no JSON", len(answer))
+	large, measure := len(answer) > smallAnswer, shape.YAML // which JSON is, too
+	if large {
+		measure = shape.JSON
 	}
-	_, err := shape.YAML(answer) // which JSON is, too
+	_, err := measure(answer)
 	var beyond *shape.Error
 	if errors.As(err, &beyond) && !beyond.Malformed {
 		return fmt.Errorf("the answer is not read: %w", err)
+	}
+	if bytes.HasPrefix(answer, []byte("k8s\x00")) || large && !json.Valid(answer) {
+		return fmt.Errorf("the answer has %d bytes and is no JSON", len(answer))
 	}
 	return nil
 }

@@ -53,7 +53,10 @@ func (s *Shape) json(text []byte, base int) error {
 			s.leave(&open[depth], i)
 			depth--
 		case ',':
-			open[depth].members++
+			l := &open[depth]
+			if l.members++; depth > 0 && int64(l.members)*int64(l.members) > MaxPairs {
+				return errPairs
+			}
 		}
 		next = ordinary
 	}
