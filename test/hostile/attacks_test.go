@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -14,9 +15,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
+	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -266,6 +270,49 @@ func patchesOfNothing(n int) string {
 // has no end, and with as much as an answer may have.
 func bombsOfConversion(s *target) {
 	s.t.Helper()
+	url, authority := bomber(s.t)
+	for _, kind := range []string{"gzipped", "endless", "large"} {
+		group := kind + ".example.com"
+		version := func(name string, storage bool) string {
+			return fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`, name, storage)
+		}
+		s.must(admin, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"gadgets.`+group+`"},"spec":{"group":"`+group+`","scope":"Namespaced",`+
+			`"names":{"plural":"gadgets","singular":"gadget","kind":"Gadget","listKind":"GadgetList"},"versions":[`+version("v1", true)+`,`+version("v2", false)+`],`+
+			`"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":"`+url+`/`+kind+`","caBundle":"`+authority+`"}}}}}`)
+		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/roles", `{"metadata":{"name":"`+kind+`"},"rules":[{"apiGroups":["`+group+`"],"resources":["*"],"verbs":["*"]}]}`)
+		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/rolebindings", `{"metadata":{"name":"`+kind+`"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"owner"}],`+
+			`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"`+kind+`"}}`)
+		s.must(admin, http.MethodPost, "/apis/"+group+"/v1/namespaces/owner/gadgets", `{"apiVersion":"`+group+`/v1","kind":"Gadget","metadata":{"name":"one"}}`)
+	}
+}
+
+// bomber starts TestBomber, and returns where its webhooks are and who signed for them.
+func bomber(t testing.TB) (url, authority string) {
+	t.Helper()
+	apart := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestBomber$", "-test.count", "1", "-test.v")
+	apart.Env = append(os.Environ(), bomberVariable+"=yes")
+	apart.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := apart.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, apart.Start())
+	t.Cleanup(func() { _ = apart.Process.Kill(); _ = apart.Wait() })
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if words := strings.Fields(lines.Text()); len(words) == 3 && words[0] == "bombs" {
+			return words[1], words[2]
+		}
+	}
+	require.Fail(t, "the bomber does not say where it is")
+	return "", ""
+}
+
+const bomberVariable = "LOGPLANE_BOMBER"
+
+// TestBomber is the process whose webhooks answer with bombs: an attacker's are not on the machine of who is attacked.
+func TestBomber(t *testing.T) {
+	if os.Getenv(bomberVariable) == "" {
+		t.Skip("it is run by TestAttack")
+	}
+	require.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19))
 	text := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"`
 	var bomb bytes.Buffer
 	zipped := gzip.NewWriter(&bomb)
@@ -293,21 +340,10 @@ func bombsOfConversion(s *target) {
 				`"metadata":{"name":"one","namespace":"owner"},"spec":{"a":[%s0]}}]}}`, text, review.Request.UID, strings.Repeat("0,", 7<<19))
 		}
 	}))
-	s.t.Cleanup(hook.Close)
+	defer hook.Close()
 	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw}))
-	for _, kind := range []string{"gzipped", "endless", "large"} {
-		group := kind + ".example.com"
-		version := func(name string, storage bool) string {
-			return fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`, name, storage)
-		}
-		s.must(admin, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"gadgets.`+group+`"},"spec":{"group":"`+group+`","scope":"Namespaced",`+
-			`"names":{"plural":"gadgets","singular":"gadget","kind":"Gadget","listKind":"GadgetList"},"versions":[`+version("v1", true)+`,`+version("v2", false)+`],`+
-			`"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":"`+hook.URL+`/`+kind+`","caBundle":"`+authority+`"}}}}}`)
-		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/roles", `{"metadata":{"name":"`+kind+`"},"rules":[{"apiGroups":["`+group+`"],"resources":["*"],"verbs":["*"]}]}`)
-		s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/rolebindings", `{"metadata":{"name":"`+kind+`"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"owner"}],`+
-			`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"`+kind+`"}}`)
-		s.must(admin, http.MethodPost, "/apis/"+group+"/v1/namespaces/owner/gadgets", `{"apiVersion":"`+group+`/v1","kind":"Gadget","metadata":{"name":"one"}}`)
-	}
+	fmt.Printf("\nbombs %s %s\n", hook.URL, authority)
+	<-t.Context().Done() // until it is killed
 }
 
 func versions(s *target) {
