@@ -134,15 +134,22 @@ const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 // apart attacks for this long from a separate process, and returns the answers that it got. So the cost of attacking
 // does not slow down the others in this test. A real attacker has its own machines, too.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
-	attacker := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestAttacker$", "-test.count", "1", "-test.v")
-	attacker.Env = append(os.Environ(), attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
-	attacker.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	attacker := elsewhere(t, "TestAttacker", attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
 	out, err := attacker.CombinedOutput()
 	answered := regexp.MustCompile(`answered (.*)`).FindSubmatch(out)
 	if !assert.NoError(t, err) || !assert.NotNil(t, answered, "%s", out) {
 		return ""
 	}
 	return string(answered[1])
+}
+
+// elsewhere is a test of this program in a process that has what the others leave of the processors, with all of its
+// threads.
+func elsewhere(t testing.TB, test string, environment ...string) *exec.Cmd {
+	c := exec.CommandContext(t.Context(), "chrt", "--idle", "0", os.Args[0], "-test.run", "^"+test+"$", "-test.count", "1", "-test.v")
+	c.Env = append(os.Environ(), environment...)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return c
 }
 
 // TestAttacker is the process that attacks.
@@ -153,7 +160,6 @@ func TestAttacker(t *testing.T) {
 	}
 	length, err := time.ParseDuration(os.Getenv("ATTACK"))
 	require.NoError(t, err)
-	require.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19))
 	a, s := attackNamed(name), &target{t, product.At(t, os.Getenv(attackedVariable))}
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()

@@ -15,11 +15,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -289,9 +287,7 @@ func bombsOfConversion(s *target) {
 // bomber starts TestBomber, and returns where its webhooks are and who signed for them.
 func bomber(t testing.TB) (url, authority string) {
 	t.Helper()
-	apart := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestBomber$", "-test.count", "1", "-test.v")
-	apart.Env = append(os.Environ(), bomberVariable+"=yes")
-	apart.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	apart := elsewhere(t, "TestBomber", bomberVariable+"=yes")
 	out, err := apart.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, apart.Start())
@@ -312,7 +308,6 @@ func TestBomber(t *testing.T) {
 	if os.Getenv(bomberVariable) == "" {
 		t.Skip("it is run by TestAttack")
 	}
-	require.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19))
 	text := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"`
 	var bomb bytes.Buffer
 	zipped := gzip.NewWriter(&bomb)
