@@ -30,8 +30,13 @@ include test/chaos/chaos.mk
 include tools/release/release.mk
 
 .PHONY: help
-help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
+help: ### list the targets that most changes need
+	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | awk -F':.* ## ' '{printf "  %-20s %s\n", $$1, $$2}'
+	@echo "  help-all             list all targets"
+
+.PHONY: help-all
+help-all: ### list all targets
+	@grep -hE '^[a-z-]+:.* ###? ' $(MAKEFILE_LIST) | awk -F':.* ###? ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 .PHONY: dev
 dev: $(BIN)/logplane ## build and run a whole cell on 127.0.0.1:7373 (the first build takes minutes)
@@ -48,7 +53,7 @@ $(BIN)/logplane:
 	@set -o pipefail; $(RELEASE) go build -v -ldflags "-s -w $(STAMP)" -o $@ ./cmd/logplane 2>&1 | $(PROGRESS)
 
 .PHONY: race-build
-race-build: ## build bin/race/logplane, which the end-to-end tests run
+race-build: ### build bin/race/logplane, which the end-to-end tests run
 	@echo "building bin/race/logplane with the race detector"
 	@set -o pipefail; $(RACE) go build -race -v -ldflags "-w $(STAMP)" -o $(BIN)/race/logplane ./cmd/logplane 2>&1 | $(PROGRESS)
 
@@ -61,7 +66,7 @@ kubectl: $(BIN)/kubectl ## build bin/kubectl from its module
 
 # kwok plays nodes and Pods. It comes with what they do, and with the role that it needs.
 .PHONY: controllers
-controllers: ## build upstream's controller manager and scheduler, and kwok, into bin/controllers (ten minutes the first time)
+controllers: ### build upstream's controller manager and scheduler, and kwok, into bin/controllers (ten minutes the first time)
 	@mkdir -p $(BIN)/controllers
 	@cd tools/controllers && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(BIN)/controllers/ tool
 	@cd tools/controllers && kwok=$$(go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize && \
@@ -69,17 +74,17 @@ controllers: ## build upstream's controller manager and scheduler, and kwok, int
 	  cat $$kwok/rbac/role.yaml > $(BIN)/controllers/kwok-role.yaml
 
 .PHONY: controllers-test
-controllers-test: controllers race-build ## workloads under upstream's controllers, on 'api' and 'watcher' processes
+controllers-test: controllers race-build ### workloads under upstream's controllers, on 'api' and 'watcher' processes
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -timeout 40m -count 1 -v -run '^TestControllers$$' ./test/e2e
 
 .PHONY: conformance
-conformance: controllers $(BIN)/kubectl build ## upstream's conformance tests that need no container, under upstream's controllers, on 'api' and 'watcher' processes (an hour; builds for twenty minutes the first time)
+conformance: controllers $(BIN)/kubectl build ### upstream's conformance tests that need no container, under upstream's controllers, on 'api' and 'watcher' processes (an hour; builds for twenty minutes the first time)
 	@cd tools/conformance && $(RELEASE) go test -c -ldflags "-s -w $(STAMP)" -o $(BIN)/conformance/e2e.test k8s.io/kubernetes/test/e2e
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane KUBECTL=$(BIN)/kubectl go test -vet=off -ldflags=-w -timeout 2h -count 1 -v -run '^TestConformance$$' ./test/e2e
 
 # What the tests install is what the modules come with: charts and an example.
 .PHONY: products
-products: ## build the processes of cert-manager and kro into bin/products, with their charts (twenty minutes the first time)
+products: ### build the processes of cert-manager and kro into bin/products, with their charts (twenty minutes the first time)
 	@rm -rf $(BIN)/products && mkdir -p $(BIN)/products/cert-manager $(BIN)/products/kro
 	@cd tools/certmanager && $(RELEASE) go build -ldflags "-s -w" -o $(BIN)/products/cert-manager/ ./... && \
 	  cp -r --no-preserve=mode $$(go list -m -f '{{.Dir}}' github.com/cert-manager/cert-manager)/deploy/charts/cert-manager $(BIN)/products/cert-manager/chart
@@ -88,7 +93,7 @@ products: ## build the processes of cert-manager and kro into bin/products, with
 	  cp -r --no-preserve=mode $$kro/helm $(BIN)/products/kro/chart && cp -r --no-preserve=mode $$kro/examples/kubernetes/webapp $(BIN)/products/kro/
 
 .PHONY: products-test
-products-test: products build ## cert-manager, kro and Helm's SDK, on 'api' and 'watcher' processes
+products-test: products build ### cert-manager, kro and Helm's SDK, on 'api' and 'watcher' processes
 	@cd test/products && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m -count 1 -v .
 
 $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
@@ -102,7 +107,7 @@ lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
 
 # Whether vulnerable code is called takes a minute to find out. Where no package has a vulnerability there is no question.
 .PHONY: vulnerabilities
-vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes on where their database is out of reach
+vulnerabilities: $(BIN)/govulncheck ### known vulnerabilities; says so and goes on where their database is out of reach
 	@for scan in package symbol; do \
 	  out=$$($(RELEASE) $(BIN)/govulncheck -scan=$$scan ./... 2>&1) && code=0 || code=$$?; \
 	  if grep -qE 'fetching vulnerabilities|dial tcp|no such host|Forbidden' <<<"$$out"; then echo "vulnerabilities: database out of reach, not checked"; exit; fi; \
@@ -130,11 +135,11 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 
 # What it checks are files that Go's cache of test results does not see.
 .PHONY: infra-test
-infra-test: build images-test ## infra/ against the binary, offline: Terraform, permissions, overlays, the log, cost
+infra-test: build images-test ### infra/ against the binary, offline: Terraform, permissions, overlays, the log, cost
 	@cd infra/check && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 10m -count 1 ./...
 
 .PHONY: fuzz
-fuzz: ## fuzz every decoder for FUZZTIME each
+fuzz: ### fuzz every decoder for FUZZTIME each
 	@grep -rlE '^func Fuzz' --include=*_test.go . | xargs -n1 dirname | sort -u | while read -r package; do \
 	  for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | sed 's/func //'); do \
 	    echo "$$package $$target"; $(RELEASE) go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x $$package || exit 1; \
@@ -142,64 +147,64 @@ fuzz: ## fuzz every decoder for FUZZTIME each
 
 .PHONY: fuzz-http
 FUZZ_HTTP ?= 1h
-fuzz-http: build ## fuzz the built binary over HTTP for FUZZ_HTTP; FUZZ_HTTP_SEED repeats a run
+fuzz-http: build ### fuzz the built binary over HTTP for FUZZ_HTTP; FUZZ_HTTP_SEED repeats a run
 	@set -o pipefail; $(RELEASE) FUZZ_HTTP=$(FUZZ_HTTP) go test ./test/hostile -run '^TestFuzzHTTP$$' -count 1 -v -timeout 0 | grep -vE '^=== |^    --- PASS'
 
 ATTACK ?= 15s
 .PHONY: attack
-attack: build ## each attack for ATTACK beside a tenant and an administrator: what they notice of it; ATTACKS=name for some
+attack: build ### each attack for ATTACK beside a tenant and an administrator: what they notice of it; ATTACKS=name for some
 	@set -o pipefail; $(RELEASE) ATTACK=$(ATTACK) go test ./test/hostile -run '^TestAttack$$' -count 1 -v -timeout 0 | grep -vE '^=== '
 
 SOAK ?= 100000
 .PHONY: soak
-soak: images-test ## the simulation with SOAK reads, on memory, filesystem and MinIO
+soak: images-test ### the simulation with SOAK reads, on memory, filesystem and MinIO
 	@$(RELEASE) LOGPLANE_SOAK=$(SOAK) go test ./projection -run '^TestSimulation$$' -v -timeout 60m | grep -vE '^=== '
 
 .PHONY: mutants
-mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (some minutes)
+mutants: ### mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (some minutes)
 	@$(RELEASE) go run ./test/mutants $(ARGS)
 
 MINUTES ?= 10
 .PHONY: history
-history: race-build ## histories of MINUTES each, on one server and on three, with kills, pauses and fences, checked by porcupine
+history: race-build ### histories of MINUTES each, on one server and on three, with kills, pauses and fences, checked by porcupine
 	@set -o pipefail; $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane LOGPLANE_HISTORIES=$(MINUTES)m go test -race -run '^TestHistory$$' -v -timeout $$((3 * $(MINUTES) + 20))m ./test/history | grep -vE '^=== '
 
 SIMULATE ?= 10m
 BUCKET ?= memory
 .PHONY: simulate
-simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio), one at a time on each core; replay with LOGPLANE_SIMULATE_SEED, go on after a finding with SIMULATE_ALL=1, and with one affliction with SIMULATE_ONLY='the log goes back'
+simulate: ### what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio), one at a time on each core; replay with LOGPLANE_SIMULATE_SEED, go on after a finding with SIMULATE_ALL=1, and with one affliction with SIMULATE_ONLY='the log goes back'
 	@$(RELEASE) go test -c -o $(BIN)/simulate ./test/simulate
 	@set -o pipefail; for core in $$(seq $$(nproc)); do \
 	  (cd test/simulate && SIMULATE=$(SIMULATE) BUCKET=$(BUCKET) $(BIN)/simulate -test.run '^TestSimulate$$' -test.v -test.timeout 0 | grep -vE '^=== ') & runs+=($$!); \
 	done; for run in $${runs[@]}; do wait $$run || failed=1; done; exit $${failed:-0}
 
 .PHONY: bench
-bench: build ## benchmarks, in the form benchstat reads; not those of 'make bench-memory'
+bench: build ### benchmarks, in the form benchstat reads; not those of 'make bench-memory'
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -skip '^Benchmark(MemoryAfterLoad|ManyPods)$$' -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
 
 .PHONY: replay
-replay: ## a million events at 1,000 a second of simulated time: requests, write amplification, what it costs
+replay: ### a million events at 1,000 a second of simulated time: requests, write amplification, what it costs
 	@$(RELEASE) LOGPLANE_REPLAY=$${LOGPLANE_REPLAY:-1000000} go test ./projection -run '^TestReplay$$' -v -timeout 60m | grep -vE '^=== '
 
 .PHONY: replay-day
-replay-day: ## a day of history of 20 nodes in five minutes: what it takes in the bucket, with rules and without
+replay-day: ### a day of history of 20 nodes in five minutes: what it takes in the bucket, with rules and without
 	@$(MEMORY) $(RELEASE) LOGPLANE_DAY_NODES=20 LOGPLANE_DAY_HOURS=24 LOGPLANE_DAY_MILLISECONDS=4000 go test ./projection -run '^TestDayOfHistory$$' -v -timeout 30m | grep -vE '^=== '
 
 .PHONY: archive
-archive: ## a gigabyte of events that are kept, in some minutes: what a root, a commit, a checkpoint and the projector's memory are meanwhile
+archive: ### a gigabyte of events that are kept, in some minutes: what a root, a commit, a checkpoint and the projector's memory are meanwhile
 	@$(RELEASE) GOMEMLIMIT=256MiB LOGPLANE_ARCHIVE=1024 LOGPLANE_ARCHIVE_SEGMENTS=32 go test ./projection -run '^TestGrowingArchive$$' -v -timeout 60m | grep -vE '^=== '
 
 .PHONY: bench-watch
-bench-watch: build ## ten thousand watches: rolling restarts, fan-out, a million events; memory of one watch (about 8 minutes)
+bench-watch: build ### ten thousand watches: rolling restarts, fan-out, a million events; memory of one watch (about 8 minutes)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_BENCH_WATCHES=10000 go test -run '^$$' -bench 'Rolling|FanOut|UpdateStorm' -benchtime 1x -v -timeout 30m ./test/bench | grep -vE '^=== '
 	@$(RELEASE) go test -run '^$$' -bench FanOut -benchtime 100x ./internal/kubestore
 
 .PHONY: bench-memory
-bench-memory: build ## resident memory at the start, at the peak of a load and after it (about 12 minutes)
+bench-memory: build ### resident memory at the start, at the peak of a load and after it (about 12 minutes)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench 'MemoryAfterLoad|ManyPods' -benchtime 1x -v -timeout 60m ./test/bench | grep -vE '^=== '
 
 .PHONY: bench-scale
-bench-scale: build ## a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk; some 5 with LOGPLANE_SCALE=8000)
+bench-scale: build ### a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk; some 5 with LOGPLANE_SCALE=8000)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_SCALE=$${LOGPLANE_SCALE:-100000} go test -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x -v -timeout 30m ./test/bench | grep -vE '^=== '
 	@$(RELEASE) go test -run '^$$' -bench AppendByMany -benchtime 3s ./eventlog
 

@@ -44,7 +44,7 @@ FOR_ARCH := $(RELEASE) GOOS=linux GOARCH=$(ARCH)
 IMAGE     = $(DOCKER_BUILD) --platform linux/$(ARCH) $(3) -t logplane/$(1):$(TAG) -f localstack/$(1).Dockerfile $(2) >/dev/null 2>$(2).log || { cat $(2).log; exit 1; }
 
 .PHONY: images images-minio images-nats images-logplane images-lambda
-images: images-minio images-nats images-logplane images-lambda ## build all container images from Go modules, without a registry; ARCH=arm64 for that processor
+images: images-minio images-nats images-logplane images-lambda ### build all container images from Go modules, without a registry; ARCH=arm64 for that processor
 
 # What 'make test' needs: without Docker its container tests are skipped, but never in CI.
 .PHONY: images-test
@@ -128,26 +128,26 @@ up-possible:
 	    echo "port $$port is in use: choose another with API_PORT, of which LAMBDA=1 takes the next one too"; exit 1; fi; \
 	done
 
-smoke: ## drive what 'make up' started with kubectl
+smoke: ### drive what 'make up' started with kubectl
 	@[ -e $(STATE)/kubeconfig ] || { echo "nothing is up: run 'make up' first, with the same STACK"; exit 1; }
 	@COMPOSE="$(COMPOSE) $(PROFILE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
 
 .PHONY: doctor
-doctor: ## examine what 'make up' started, and say what to do
+doctor: ### examine what 'make up' started, and say what to do
 	@[ -e $(STATE)/kubeconfig ] || { echo "nothing is up: run 'make up' first, with the same STACK"; exit 1; }
 	@$(COMPOSE) run --rm --no-deps init doctor --nats-monitoring http://nats:8222
 
-logs: ## follow the containers' logs
+logs: ### follow the containers' logs
 	@$(COMPOSE) $(PROFILE) logs -f --tail 100
 
 # Whatever it was started with: a volume that is not there is no error.
-down: ## stop what 'make up' started and delete its data
+down: ### stop what 'make up' started and delete its data
 	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) $(PROFILE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
 	@rm -rf $(STATE)
 
 # All three on a stack of its own, which leaves a running one alone. Nothing of it may be left.
 .PHONY: smoke-test
-smoke-test: ## 'up', 'smoke' and 'down' of a stack of its own
+smoke-test: ### 'up', 'smoke' and 'down' of a stack of its own
 	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380"; \
 	$$own up && $$own smoke; code=$$?; $$own down; \
 	for kind in container volume network; do \

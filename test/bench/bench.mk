@@ -13,24 +13,24 @@ $(PEER)/peer $(PEER)/compare:
 	@cd test/bench/kubernetes && $(RELEASE) go build -o $@ ./$(notdir $@)
 
 .PHONY: bench-peer
-bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 6 minutes)
+bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ### compare with kube-apiserver and etcd under one load (about 6 minutes)
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer $(ARGS)
 
 .PHONY: bench-compare
-bench-compare: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(PEER)/compare ## send the same requests to logplane and kube-apiserver and diff the answers
+bench-compare: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(PEER)/compare ### send the same requests to logplane and kube-apiserver and diff the answers
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/compare $(ARGS)
 
 .PHONY: bench-peer-profiled
-bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU profile of logplane for each step of that load, in bin/peer/profiles
+bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ### a CPU profile of logplane for each step of that load, in bin/peer/profiles
 	@echo '{"Replace": {"$(CURDIR)/cmd/logplane/profiler.go": "$(CURDIR)/test/bench/kubernetes/profiled/profiler.go.txt"}}' >$(PEER)/overlay.json
 	@$(RELEASE) go build -overlay $(PEER)/overlay.json -ldflags "$(STAMP)" -o $(PEER)/logplane ./cmd/logplane
 	@mkdir -p $(PEER)/profiles
 	@LOGPLANE_BINARY=$(PEER)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer --only logplane --rounds 1 --profiles $(PEER)/profiles $(ARGS)
 
 .PHONY: bench-history
-bench-history: ## what the past costs in a cell that has seen a million changes (about 6 minutes)
+bench-history: ### what the past costs in a cell that has seen a million changes (about 6 minutes)
 	@$(MEMORY) $(RELEASE) LOGPLANE_EVENTS=$${LOGPLANE_EVENTS:-1000000} go test ./internal/apiserver -run '^$$' -bench 'Past$$' -benchtime 1x -timeout 30m
 
 .PHONY: bench-functions
-bench-functions: build ## what an invocation of an emulated AWS Lambda takes, cold and warm, and what a million cost
+bench-functions: build ### what an invocation of an emulated AWS Lambda takes, cold and warm, and what a million cost
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test ./test/serverless -run '^$$' -bench Invocation -benchtime 5x -count 1

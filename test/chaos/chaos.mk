@@ -7,7 +7,7 @@ CHAOS_TEST = run=chaos-$$$$; trap 'docker ps -aq --filter label=logplane.chaos='
              cd test/chaos; set -o pipefail; $(RELEASE) CHAOS_RUN=$$run CHAOS_SEED=$(CHAOS_SEED)
 
 .PHONY: chaos
-chaos: images-minio images-skewed-nats images-skewed-logplane ## faults of CHAOS in containers, one after another, under clients whose history porcupine checks; CHAOS_SEED repeats their order
+chaos: images-minio images-skewed-nats images-skewed-logplane ### faults of CHAOS in containers, one after another, under clients whose history porcupine checks; CHAOS_SEED repeats their order
 	@$(CHAOS_TEST) CHAOS=$(CHAOS) CHAOS_IMAGE=logplane/logplane:skewed go test -vet=off -run '^TestChaos$$' -count 1 -v -timeout 0 . | grep -vE '^=== '
 
 # Under three minutes, without a second build of all of Kubernetes: the processes' own clocks are right.

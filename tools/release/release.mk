@@ -17,7 +17,7 @@ $(BIN)/goreleaser: tools/goreleaser/go.mod
 
 # Each platform compiles Kubernetes once: ten minutes on two cores.
 .PHONY: release-snapshot
-release-snapshot: $(GORELEASER) ## binaries, AWS Lambda zips, SBOMs and checksums of PLATFORMS in bin/dist, and their images, offline
+release-snapshot: $(GORELEASER) ### binaries, AWS Lambda zips, SBOMs and checksums of PLATFORMS in bin/dist, and their images, offline
 	@for arch in $(patsubst linux/%,%,$(filter linux/%,$(PLATFORMS))); do $(MAKE) --no-print-directory images-logplane-files ARCH=$$arch || exit 1; done
 	@$(RELEASING) release --snapshot --clean --parallelism 1 --timeout 4h --skip=$(SKIP)
 	@cat bin/dist/SHA256SUMS
@@ -25,23 +25,23 @@ release-snapshot: $(GORELEASER) ## binaries, AWS Lambda zips, SBOMs and checksum
 # KEY is a file, or a public key whose other half an agent or a hardware token has.
 DIST ?= bin/dist
 .PHONY: release-sign
-release-sign: ## sign SHA256SUMS of a release snapshot with the OpenSSH key KEY
+release-sign: ### sign SHA256SUMS of a release snapshot with the OpenSSH key KEY
 	@test -n "$(KEY)" || { echo "name the key: make release-sign KEY=FILE"; exit 2; }
 	@rm -f $(DIST)/SHA256SUMS.sig
 	@ssh-keygen -Y sign -q -n logplane-release -f $(KEY) $(DIST)/SHA256SUMS
 
 .PHONY: release-verify
-release-verify: ## whether DIST is what a maintainer has signed, as docs/security.md says
+release-verify: ### whether DIST is what a maintainer has signed, as docs/security.md says
 	@ssh-keygen -Y verify -f $(SIGNERS) -I release -n logplane-release -s $(DIST)/SHA256SUMS.sig < $(DIST)/SHA256SUMS
 	@cd $(DIST) && sha256sum --check --strict --ignore-missing --quiet SHA256SUMS
 
 .PHONY: release-check
-release-check: $(GORELEASER) ## whether goreleaser takes .goreleaser.yaml
+release-check: $(GORELEASER) ### whether goreleaser takes .goreleaser.yaml
 	@$(RELEASING) check
 
 # Two clones link and pack everything at two places, with other permissions. What is not committed is in neither.
 .PHONY: release-test
-release-test: $(GORELEASER) ## two release snapshots of this commit, from two folders, have the same bytes
+release-test: $(GORELEASER) ### two release snapshots of this commit, from two folders, have the same bytes
 	@set -e; clones=$$(mktemp -d); trap 'rm -rf '$$clones EXIT; \
 	for umask in 022 077; do \
 	  umask $$umask; git clone -q . $$clones/$$umask; \
