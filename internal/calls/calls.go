@@ -69,6 +69,9 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	if packed := response.Header.Get("Content-Encoding"); packed != "" && packed != "identity" {
 		return nil, fmt.Errorf("the answer is compressed (%.20q), though the request accepts only 'identity'", packed)
 	}
+	if response.ContentLength > w.most {
+		return nil, w.tooLarge()
+	}
 	answer, err := w.read(r.Context(), response.Body)
 	if err != nil {
 		return nil, err
@@ -114,7 +117,7 @@ func (w whole) read(ctx context.Context, from io.Reader) (answer io.Reader, err 
 		_, ended = all.ReadFrom(from)
 	}
 	if int64(all.Len()) > w.most {
-		return nil, fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
+		return nil, w.tooLarge()
 	}
 	if ended == nil || ended == io.EOF {
 		ended, err = nil, w.measure(all.Bytes())
@@ -123,6 +126,10 @@ func (w whole) read(ctx context.Context, from io.Reader) (answer io.Reader, err 
 		return nil, err
 	}
 	return io.MultiReader(all, end{ended}), nil
+}
+
+func (w whole) tooLarge() error {
+	return fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
 }
 
 // end is how an answer ends.
