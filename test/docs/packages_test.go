@@ -1,21 +1,28 @@
 package docs
 
 import (
+	"go/parser"
+	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// TestEveryPackageIsInTheTable: the table of docs/architecture.md names every folder with Go code that is not a test,
-// and no other.
-func TestEveryPackageIsInTheTable(t *testing.T) {
-	var packages []string
+const module = "github.com/logplane/logplane/"
+
+// importsByPackage is each folder of the repository with Go code that is not a test, with the packages of ours that it
+// imports, both relative to the repository.
+func importsByPackage(t *testing.T) map[string][]string {
+	t.Helper()
+	packages := map[string][]string{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -23,29 +30,113 @@ func TestEveryPackageIsInTheTable(t *testing.T) {
 		if d.IsDir() && d.Name() == "testdata" {
 			return fs.SkipDir
 		}
-		if filepath.Ext(path) == ".go" && !strings.HasSuffix(path, "_test.go") {
-			folder, err := filepath.Rel("../..", filepath.Dir(path))
-			packages = append(packages, filepath.ToSlash(folder))
+		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		folder, err := filepath.Rel("../..", filepath.Dir(path))
+		if err != nil {
 			return err
+		}
+		folder = filepath.ToSlash(folder)
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		packages[folder] = append(packages[folder], []string{}...)
+		for _, spec := range file.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if ours, ok := strings.CutPrefix(imported, module); ok {
+				packages[folder] = append(packages[folder], ours)
+			}
 		}
 		return nil
 	}))
-	slices.Sort(packages)
-	packages = slices.Compact(packages)
+	return packages
+}
 
+// packageRow is a row of the table of packages.
+type packageRow struct {
+	packages []string
+	// imports are what one of the packages imports. Rooms says that it may import whatever is below it, and everything
+	// that it may import any package.
+	imports           []string
+	rooms, everything bool
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+func namesIn(cell string) (names []string) {
+	for _, name := range quoted.FindAllStringSubmatch(cell, -1) {
+		names = append(names, name[1])
+	}
+	return names
+}
+
+// packageTable reads the table of docs/architecture.md.
+func packageTable(t *testing.T) (rows []packageRow) {
+	t.Helper()
 	text, err := os.ReadFile("../../docs/architecture.md")
 	require.NoError(t, err)
-	_, table, _ := strings.Cut(string(text), "\n| package | what it is |\n")
+	_, table, found := strings.Cut(string(text), "\n| package | what it is | imports of ours |\n|---|---|---|\n")
+	require.True(t, found)
 	table, _, _ = strings.Cut(table, "\n\n")
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(line, "|\n"), " | ")
+		require.Len(t, cells, 3, line)
+		rows = append(rows, packageRow{
+			packages: slices.DeleteFunc(namesIn(cells[0]),
+				func(name string) bool { return strings.HasSuffix(name, "…") }),
+			imports:    namesIn(cells[2]),
+			rooms:      strings.Contains(cells[2], "its rooms"),
+			everything: strings.Contains(cells[2], "everything"),
+		})
+	}
+	return rows
+}
+
+// TestEveryPackageIsInTheTable: the table of docs/architecture.md names every folder with Go code that is not a test,
+// and no other.
+func TestEveryPackageIsInTheTable(t *testing.T) {
 	var named []string
-	for row := range strings.Lines(table) {
-		first, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
-		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(first, -1) {
-			if !strings.HasSuffix(name[1], "…") {
-				named = append(named, name[1])
-			}
-		}
+	for _, row := range packageTable(t) {
+		named = append(named, row.packages...)
 	}
 	slices.Sort(named)
-	require.Equal(t, packages, named)
+	require.Equal(t, slices.Sorted(maps.Keys(importsByPackage(t))), named)
+}
+
+// TestImportsAreInTheTable: each package imports of ours what its row of that table says, and nothing else.
+func TestImportsAreInTheTable(t *testing.T) {
+	imports := importsByPackage(t)
+	whole := func(name string) string {
+		for _, prefix := range []string{"", "internal/", "internal/apiserver/"} {
+			if _, ok := imports[prefix+name]; ok {
+				return prefix + name
+			}
+		}
+		t.Fatalf("the table names '%s', which is not a package", name)
+		return ""
+	}
+	for _, row := range packageTable(t) {
+		if row.everything {
+			continue
+		}
+		var said, are []string
+		for _, name := range row.imports {
+			said = append(said, whole(name))
+		}
+		for _, of := range row.packages {
+			for _, imported := range imports[of] {
+				if !slices.Contains(row.packages, imported) && !(row.rooms && strings.HasPrefix(imported, of+"/")) {
+					are = append(are, imported)
+				}
+			}
+		}
+		slices.Sort(said)
+		slices.Sort(are)
+		require.Equal(t, said, slices.Compact(are), row.packages)
+	}
 }
