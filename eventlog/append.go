@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
 )
 
 // Error codes of JetStream that decide the outcome of an append.
@@ -168,7 +168,7 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 // publishBatch stages all messages under a batch id of its own, and commits them with the last one. A crash before the
 // commit leaves nothing in the log: the server drops what it has staged.
 func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
-	id := nuid.Next()
+	id := rand.Text()
 	for i, msg := range msgs {
 		msg.Header[headerBatchID] = []string{id}
 		msg.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}

@@ -2,11 +2,11 @@ package eventlog_test
 
 import (
 	"bytes"
+	"crypto/rand"
 	"reflect"
 	"testing"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -39,7 +39,7 @@ func TestRepublished(t *testing.T) {
 	other := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: "other"}
 	write := func(key eventlog.Key, body string) eventlog.Event {
 		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(body), Author: eventlog.Author{User: "ann", Agent: "test/1"}}
-		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), w)
+		rev, err := log.Append(bounded(t), log.Basis(), rand.Text(), w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestLastSequence(t *testing.T) {
 	headers := listen(t, conn, "logplane.events.main.%core.pods.default.a")
 	write := func(name string, op eventlog.Op, base, precondition eventlog.Revision) eventlog.Revision {
 		w := eventlog.Write{Key: pod(name), Op: op, Base: base, Precondition: precondition, ContentType: "application/cbor"}
-		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), w)
+		rev, err := log.Append(bounded(t), log.Basis(), rand.Text(), w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,8 +161,8 @@ func TestBodiesOnThreeServers(t *testing.T) {
 	}
 	bodies := listen(t, c.Conn[1], "logplane.bodies.>")
 	for i := range 3 {
-		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), eventlog.Write{
-			Key: pod(nuid.Next()), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte{byte(i)},
+		rev, err := log.Append(bounded(t), log.Basis(), rand.Text(), eventlog.Write{
+			Key: pod(rand.Text()), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte{byte(i)},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -15,7 +16,6 @@ import (
 	"unique"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
 )
 
 // The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and headers of ours. docs/format.md says
@@ -106,7 +106,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 func encodeBarrier(prefix string, epoch uint64, headers nats.Header, body []byte) *nats.Msg {
 	msg := &nats.Msg{Subject: barrierSubject(prefix), Data: body, Header: nats.Header{
 		headerSpec:   {specVersion},
-		headerID:     {nuid.Next()},
+		headerID:     {rand.Text()},
 		headerTime:   {time.Now().UTC().Format(time.RFC3339Nano)},
 		headerType:   {typeOfOp[Barrier]},
 		headerSource: {"/barrier"},
