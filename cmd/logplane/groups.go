@@ -5,7 +5,17 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
+
+// addGroup adds commands that the help lists together.
+func addGroup(root *cobra.Command, id, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: id, Title: title})
+	for _, cmd := range commands {
+		cmd.GroupID = id
+	}
+	root.AddCommand(commands...)
+}
 
 // refuseUnknown makes every command that only groups others refuse an unknown name.
 // Cobra would print the help, and the process would end as if it had done something.
@@ -49,5 +59,26 @@ func unknown(cmd *cobra.Command, name string) error {
 			known = append(known, "'"+child.Name()+"'")
 		}
 	}
-	return fmt.Errorf("unknown command '%s': '%s' has %s", name, cmd.CommandPath(), strings.Join(known, ", "))
+	return fmt.Errorf("unknown command '%s'%s: '%s' has %s", name, similar(cmd, name, ""), cmd.CommandPath(), strings.Join(known, ", "))
+}
+
+// similar asks whether the user has meant a command that is written almost as the name is.
+func similar(cmd *cobra.Command, name, prefix string) string {
+	cmd.SuggestionsMinimumDistance = 2
+	names := cmd.SuggestionsFor(name)
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean '%s%s'?)", prefix, strings.Join(names, "' or '"+prefix))
+}
+
+// similarFlag is similar for flags. Cobra compares only the names of commands.
+func similarFlag(cmd *cobra.Command, name string) string {
+	flags := &cobra.Command{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	return similar(flags, name, "--")
 }

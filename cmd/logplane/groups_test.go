@@ -24,12 +24,35 @@ func TestUnknownCommands(t *testing.T) {
 
 		var out bytes.Buffer
 		require.Equal(t, 0, run(t.Context(), path, &out, io.Discard))
-		require.Contains(t, out.String(), "Available Commands")
+		require.Contains(t, out.String(), cmd.Commands()[0].Name()+" ")
 	})
 	require.Equal(t, 3, groups, "logplane, completion and inspect")
 	var out bytes.Buffer
 	require.Equal(t, 0, run(t.Context(), []string{"help", "inspect", "head"}, &out, io.Discard))
 	require.Contains(t, out.String(), "logplane inspect head")
+}
+
+// TestMistypedNames: who mistypes a command or a flag is told which one is written almost so.
+func TestMistypedNames(t *testing.T) {
+	for line, says := range map[string]string{
+		"projectr":                "unknown command 'projectr' (did you mean 'projector'?): ",
+		"inspect segmens":         "unknown command 'segmens' (did you mean 'segments'?): ",
+		"api --lisen 127.0.0.1:0": "unknown flag: --lisen (did you mean '--listen'?): ",
+		"dev --datta x":           "(did you mean '--data'?): ",
+		"dev --nothing-like-it":   "unknown flag: --nothing-like-it: ",
+	} {
+		var said bytes.Buffer
+		require.Equal(t, 1, run(t.Context(), strings.Fields(line), io.Discard, &said), line)
+		require.Contains(t, said.String(), says, line)
+	}
+}
+
+// TestEveryCommandHasAGroup: the help lists each command below a title.
+func TestEveryCommandHasAGroup(t *testing.T) {
+	var out bytes.Buffer
+	require.Equal(t, 0, run(t.Context(), []string{"--help"}, &out, io.Discard))
+	require.NotContains(t, out.String(), "Additional Commands")
+	require.NotContains(t, out.String(), "Available Commands")
 }
 
 func refused(t *testing.T, args []string, group *cobra.Command) {

@@ -109,17 +109,19 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	}
 	root.PersistentFlags().TextVar(&level, "log-level", logLevel{slog.LevelInfo}, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
-	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newRecover(), newClock(), newForget(), newVersion(),
-	)
-	root.AddCommand(newTimetravel()...)
+	addGroup(root, "serve", "Serve:", newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry())
+	addGroup(root, "look", "Look:", newDoctor(), newEvents(), newInspect(), newKubeconfig(), newPermissions(), newVersion())
+	addGroup(root, "repair", "Make and repair a cell:", newInit(), newFence(), newRecover(), newClock(), newForget())
+	addGroup(root, "past", "The past:", newTimetravel()...)
+	root.SetHelpCommandGroupID("look")
+	root.SetCompletionCommandGroupID("look")
 	if filepath.Base(os.Args[0]) == plugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl logplane"}
 	}
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
-			return fmt.Errorf("%w: '%s --help' lists those there are", err, cmd.CommandPath())
+			return fmt.Errorf("%w%s: '%s --help' lists those there are", err, similarFlag(cmd, unknown.GetSpecifiedName()), cmd.CommandPath())
 		}
 		if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
 			return misread("--"+invalid.GetFlag().Name, invalid)

@@ -45,14 +45,14 @@ func flags(t testing.TB, command string) map[string]bool {
 // commands are those of the binary.
 func commands(t testing.TB) []string {
 	t.Helper()
-	_, list, _ := strings.Cut(run(t, "--help"), "Available Commands:\n")
-	list, _, _ = strings.Cut(list, "\n\n")
+	list, _, _ := strings.Cut(run(t, "--help"), "\nFlags:\n")
 	var all []string
-	for line := range strings.Lines(list) {
-		if name := strings.Fields(line)[0]; name != "completion" && name != "help" && name != "inspect" {
+	for _, found := range regexp.MustCompile(`(?m)^  ([a-z]+) {2,}\w`).FindAllStringSubmatch(list, -1) {
+		if name := found[1]; name != "completion" && name != "help" && name != "inspect" {
 			all = append(all, name)
 		}
 	}
+	require.NotEmpty(t, all)
 	return all
 }
 
