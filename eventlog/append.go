@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Error codes of JetStream that decide the outcome of an append.
+// JetStream's error codes that outcome and get look at.
 const (
 	codeWrongLast       = 10071 // the precondition does not hold
 	codeBatchTooLarge   = 10199
@@ -33,18 +33,18 @@ const (
 	// MaxBatch is how many events one append may have. It is JetStream's own bound.
 	MaxBatch        = 1000
 	batchesInFlight = 16
-	// grace is by how much resolving an outcome may outlast the append's deadline.
+	// grace is how much longer than the append's deadline resolving its outcome may take.
 	grace = time.Second
 )
 
 var (
 	// errUnanswered: the message may have been sent, and no answer came.
 	errUnanswered = errors.New("no answer came in time")
-	// errOpen: one server has refused what another may have taken, or may yet take.
+	// errOpen: one server refused the message, and another may have taken it or may still take it.
 	errOpen = errors.New("another server may have taken it")
 )
 
-// conflict is a broken precondition. last is the revision of the key's last event, as the server that refused knows it.
+// conflict is a broken precondition. last is the revision of the key's last event, as the refusing server knows it.
 type conflict struct {
 	last  Revision
 	cause error
@@ -57,14 +57,14 @@ func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 // revision of the last one. Errors are ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong, and
 // ErrDiverged or ErrFenced, after which the process must stop.
 //
-// Before Append returns ErrUnknown, it tries to resolve an outcome that is open. That may take a second longer than
-// ctx's deadline.
+// If the outcome is open, Append tries to resolve it before it returns ErrUnknown. That may take up to a second longer
+// than ctx's deadline.
 //
-// The request id is the id of the first event. The n-th event after it has '<request id>.<n>'. No two appends may have
-// the same request id, since an outcome is resolved by it. No two writes of one append may have the same key.
+// The first event has the request id as its id. The n-th event after it has '<request id>.<n>'. Outcomes are resolved
+// by these ids, so no two appends may have the same request id. No two writes of one append may have the same key.
 //
-// basis says which view the writes were computed from. If the log was fenced since then, Append is ErrFenced: only a
-// fence leaps so far beyond a view's head. A crash of this process leaves either all events in the log or none.
+// basis says which view the writes were computed from. If the log was fenced since then, Append returns ErrFenced: only
+// a fence leaps so far beyond a view's head. A crash of this process leaves either all events in the log or none.
 func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(basis.Epoch, requestID, writes)
 	if err != nil {
@@ -131,7 +131,8 @@ func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats
 	return msgs, nil
 }
 
-// publishSurely publishes again what was certainly not published, for as long as a change of leaders takes.
+// publishSurely publishes again, for as long as a change of leaders takes, if the messages were certainly not
+// published.
 func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	again, cancel := context.WithTimeout(ctx, l.config.Timeout/tries)
 	defer cancel()
@@ -143,10 +144,9 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	}
 }
 
-// leavesOpen says that an answer does not decide the outcome. On a replicated log no refusal alone does. During a
+// leavesOpen says that an answer does not decide the outcome. On a replicated log a refusal alone never does. During a
 // change of leaders, the old and the new leader may both receive a message, and one may refuse it while the other
-// appends it. Even a precondition that is broken for good proves nothing by itself: this very append may have broken
-// it.
+// appends it. Even a precondition that is broken for good proves nothing: the append itself may have broken it.
 func (l *Log) leavesOpen(err error) bool {
 	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated() && errors.Is(err, ErrConflict)
 }
@@ -187,7 +187,7 @@ func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, err
 }
 
 func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) {
-	if err := over(ctx); err != nil { // asked right before publishing, so that nothing is sent later than meant
+	if err := over(ctx); err != nil { // checked right before publishing, so that nothing is sent past the deadline
 		return 0, fmt.Errorf("%w: %w", ErrNotPublished, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
@@ -211,8 +211,9 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	return ack.Sequence, nil
 }
 
-// over is ctx's error, also where its deadline has passed and its timer has not run yet: right after a freeze. The
-// clock that only moves forward may have stood still meanwhile, and the clock on the wall may have been set back.
+// over returns ctx's error, or DeadlineExceeded if the deadline has passed but ctx's timer has not run yet. That
+// happens right after the process was frozen. Both clocks are compared: the monotonic one may have stood still during
+// the freeze, and the wall clock may have been set back.
 func over(ctx context.Context) error {
 	now := time.Now()
 	deadline, ok := ctx.Deadline()
@@ -228,8 +229,9 @@ type acknowledgement struct {
 	Sequence Revision `json:"seq"`
 }
 
-// noteAcknowledged counts what the log leaves unacknowledged. A refusal says nothing: a leader that has lost the others
-// gives it as well.
+// noteAcknowledged counts how many appends and barriers in a row got no acknowledgement. A refusal does not change the
+// count, since a leader that has lost the other servers also refuses. A refusal that is only for now (unavailable)
+// counts as no acknowledgement.
 func noteAcknowledged(ack acknowledgement, err error) {
 	var refused *serverError
 	switch {
@@ -240,7 +242,7 @@ func noteAcknowledged(ack acknowledgement, err error) {
 	}
 }
 
-// certainlyUnsent reports an error that proves that nothing was sent, or that nobody was there to take it.
+// certainlyUnsent reports whether the error proves that nothing was sent, or that no server was there to take it.
 func certainlyUnsent(err error) bool {
 	return slices.ContainsFunc([]error{
 		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection,
@@ -248,7 +250,7 @@ func certainlyUnsent(err error) bool {
 	}, func(unsent error) bool { return errors.Is(err, unsent) })
 }
 
-// refusedForGood are refusals which the only server of a log gives before it stores anything. outcome names the others.
+// refusedForGood are refusals that a log's only server gives before it stores anything. outcome handles the others.
 var refusedForGood = map[int]bool{
 	10002: true, // account resources exceeded
 	10023: true, // insufficient resources
@@ -261,9 +263,9 @@ var refusedForGood = map[int]bool{
 	10210: true, // too many batches at once
 }
 
-// outcome translates a refusal. Of several servers, each refuses by its own view: its disk is full, or another write of
-// the subject is proposed and not yet applied (10164). Another server may see it otherwise. Only a size that is too
-// large is too large for all of them.
+// outcome translates a refusal. On a replicated log each server refuses by its own view: its disk is full, or another
+// write of the subject is proposed and not yet applied (10164). Another server may see this differently. Only a message
+// that is too large is too large for all servers.
 func (l *Log) outcome(refused *serverError) error {
 	switch {
 	case refused.Code == codeWrongLast:

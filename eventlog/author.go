@@ -7,28 +7,29 @@ import (
 	"unicode/utf8"
 )
 
-// Author says who wrote an event. It is for people who ask who did something, and decides nothing about the state.
+// Author says who wrote an event. It is information for people; the state never depends on it.
 type Author struct {
-	// User who was authenticated, or the part of Logplane that wrote without a request. Empty if it is not known.
+	// User is the authenticated user, or the part of Logplane that wrote without a request. It is empty if unknown.
 	User string
-	// As is whom the user acted as; empty for themselves.
+	// As is the user who was impersonated; empty if nobody was.
 	As string
 	// Agent is the program that the user used, as it named itself.
 	Agent string
-	// Cause is the deletion that led to the event, if the user of that did not write the event too. Only a part of
-	// Logplane says so, never a request.
+	// Cause is the deletion that led to the event, if that deletion's user did not write the event. Only parts of
+	// Logplane set it, never a request.
 	Cause Cause
 }
 
-// Cause is the first of the deletions that led to an event, such as that of the namespace in which an object was.
+// Cause is the first deletion in the chain that led to an event, such as the deletion of the object's namespace.
 type Cause struct {
 	// Revision of the deletion, 0 for no cause.
 	Revision Revision
-	// User and As are those of the deletion's author.
+	// User and As are copied from the author of the deletion.
 	User, As string
 }
 
-// Causes is the cause of what the author's deletion at a revision leads to: the deletion itself, or what led to it.
+// Causes returns the cause of what follows from the author's deletion at a revision. That is the deletion's own cause
+// if it has one, and otherwise the deletion itself.
 func (a Author) Causes(at Revision) Cause {
 	if a.Cause.Revision > 0 {
 		return a.Cause
@@ -36,7 +37,7 @@ func (a Author) Causes(at Revision) Cause {
 	return Cause{at, a.User, a.As}
 }
 
-// header is the cause on the wire, empty for none. No name has a tab.
+// header is the cause as a header's value, empty for no cause. Tabs separate its parts, since no name contains a tab.
 func (c Cause) header() string {
 	if c.Revision == 0 {
 		return ""
@@ -44,7 +45,7 @@ func (c Cause) header() string {
 	return strings.TrimRight(formatRevision(c.Revision)+"\t"+c.User+"\t"+c.As, "\t")
 }
 
-// causeOf is the inverse of Cause.header. What is no cause is none, as it decides nothing.
+// causeOf is the inverse of Cause.header. It takes a malformed header as no cause, since nothing depends on causes.
 func causeOf(header string) Cause {
 	parts := strings.SplitN(header+"\t\t", "\t", 3)
 	at, err := strconv.ParseUint(parts[0], 10, 64)
@@ -54,25 +55,25 @@ func causeOf(header string) Cause {
 	return Cause{Revision(at), parts[1], strings.Trim(parts[2], "\t")}
 }
 
-// The most bytes that are kept of a user's name and of an agent's. A service account's name has 339 at most.
+// The most bytes that are kept of a user's name and of an agent's. A service account's name has at most 339.
 const (
 	maxUser  = 512
 	maxAgent = 256
 )
 
-// cut marks a name of which the end is missing.
+// cut ends a name that was shortened.
 const cut = "…"
 
-// clean is the author with names that fit into headers, and that are as they were when they come back from there.
-// Clients choose some of them. To clean twice is the same as to clean once.
+// clean returns the author with names that fit into headers and can be read back unchanged. Clients choose some of
+// these names. Cleaning twice gives the same result as cleaning once.
 func (a Author) clean() Author {
 	return Author{User: cleanName(a.User, maxUser), As: cleanName(a.As, maxUser), Agent: cleanName(a.Agent, maxAgent),
 		Cause: Cause{a.Cause.Revision, cleanName(a.Cause.User, maxUser), cleanName(a.Cause.As, maxUser)}}
 }
 
-// cleanName replaces what is not UTF-8 or cannot be seen, and cuts what is too long.
+// cleanName replaces bytes that are not UTF-8 and characters that cannot be seen, and shortens long names.
 func cleanName(s string, most int) string {
-	s = strings.Trim(s, " ") // as the wire does
+	s = strings.Trim(s, " ") // header values lose these on the wire
 	if len(s) <= most && isVisible(s) {
 		return s
 	}

@@ -11,7 +11,7 @@ type Revision uint64
 // Op says what an event did to its object.
 type Op uint8
 
-// A barrier changes nothing: it proves a head on a replicated log and every fold skips it.
+// A barrier changes nothing. It proves a head on a replicated log, and every fold skips it.
 const (
 	Barrier Op = iota
 	Added
@@ -19,21 +19,21 @@ const (
 	Deleted
 )
 
-// Write is an event that is still to be appended.
+// Write is an event that has not been appended yet.
 type Write struct {
 	Key Key
 	Op  Op
 	// Base is the live revision that the write replaces, 0 for Added (invariant 13).
 	Base Revision
-	// Precondition is what JetStream enforces: the revision of the key's last event, tombstones included, if it is
-	// still in the log, else 0.
+	// Precondition is what JetStream enforces: the revision of the key's last event (tombstones included), or 0 if the
+	// log no longer holds that event.
 	Precondition Revision
 	// ContentType of Body: 'application/vnd.kubernetes.protobuf' or 'application/cbor'.
 	ContentType string
 	// Body is the object in its storage version without resourceVersion; for Deleted, its last state.
 	Body []byte
-	// TTL is how long the object may live, in whole seconds, 0 for ever. Only the deletion event that the lifecycle
-	// appends ends it; reads never filter by a clock.
+	// TTL is how long the object may live, in whole seconds; 0 means for ever. The object ends only with the deletion
+	// event that the lifecycle appends: reads never filter by a clock.
 	TTL    uint32
 	Author Author
 }
@@ -45,22 +45,23 @@ type Event struct {
 	Revision Revision
 	// Time is the log's timestamp of the event; no other clock decides anything (invariant 12).
 	Time time.Time
-	// RequestID is the id that its writer gave it (CloudEvents id).
+	// RequestID is the id that the event's writer gave it (CloudEvents id).
 	RequestID string
-	// Epoch of the cell when it was written (invariant 9).
+	// Epoch is the cell's epoch when the event was written (invariant 9).
 	Epoch uint64
-	// Trace is W3C's traceparent of the request that wrote it, empty where nobody traced that (Traced). It may be
-	// anything of that length: whoever may publish chooses it.
+	// Trace is the W3C traceparent of the request that wrote the event. It is empty if nobody traced that request
+	// (Traced). Anyone who may publish chooses its content, so only its length can be relied on.
 	Trace string
-	// Outdates is set on a barrier whose writer has replaced the root by one that has less, although it has applied no
-	// more. Who reads the barrier must read the root again before it goes on.
+	// Outdates is set on a barrier whose writer replaced the root by one with less in it, although the applied revision
+	// did not grow. A process that reads the barrier must read the root again before it goes on.
 	Outdates bool
-	// Before and Left are how many events of the same append come before this one and follow it.
+	// Before and Left are how many events of the same append come before and after this one.
 	Before, Left uint32
 }
 
-// Position is a place in the log and what tells its event from any other that was ever there. A log that went back
-// gives revisions again (invariant 9), so who resumes compares the event at the last position that it knows.
+// Position is a place in the log, with enough to tell its event from any other that was ever there. A log that went
+// back gives out revisions a second time (invariant 9). So a reader that resumes compares the event at the last
+// position that it knows.
 type Position struct {
 	Revision  Revision
 	RequestID string
@@ -68,12 +69,13 @@ type Position struct {
 	Time int64
 }
 
-// Position of the event.
+// Position returns the event's position.
 func (e *Event) Position() Position { return Position{e.Revision, e.RequestID, e.Time.UnixNano()} }
 
-// Compare is ErrDiverged unless the event that is now at the position's revision is the one that was there. Without a
-// request id, only a revision is known, such as one that a user gave: then any event will do. What is now no event has
-// none; another copy of it may have had one, and its time tells.
+// Compare returns ErrDiverged if the event that is now at the position's revision is not the one that was there. A
+// position without a request id knows only a revision, such as one that a user gave, and matches any event. If 'now'
+// has no request id, it is a message that is not an event. Another copy of that message may have had an id, so then
+// only the times are compared.
 func (p Position) Compare(now Position) error {
 	if now.RequestID == "" {
 		now.RequestID = p.RequestID
@@ -84,18 +86,18 @@ func (p Position) Compare(now Position) error {
 	return nil
 }
 
-// Batch is all events of one append, in order and contiguous. Only Follow makes it, so nobody who reads the log by
-// batches ever holds half of one. A barrier is a batch of its own.
+// Batch is all events of one append, in order and contiguous. Only Follow makes batches, so a reader that gets them
+// never holds half of an append. A barrier is a batch of its own.
 type Batch []Event
 
-// Continues reports whether the event is of the same append as the one before it in the log.
+// Continues reports whether e belongs to the same append as the event before it in the log.
 func (e *Event) Continues(before *Event) bool { return before.Left > 0 && e.Left == before.Left-1 }
 
-// Basis is what a write was computed from. Head and Epoch come from one view: the one that showed the write's base. A
-// projection.View makes it; the linter keeps others from calling Append.
+// Basis is what a write was computed from. Head and Epoch come from the one view that showed the write's base. A
+// projection.View makes it; the linter keeps other code from calling Append.
 type Basis struct {
-	// Head is the view's revision: the log held it, with all of its batch. No write has a precondition above it.
+	// Head is the view's revision. The log held that revision with all of its batch. No precondition is above it.
 	Head Revision
-	// Epoch is that of the view's root; the log writes it into the events (invariant 9).
+	// Epoch is the epoch of the view's root. Append writes it into the events (invariant 9).
 	Epoch uint64
 }

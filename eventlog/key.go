@@ -11,12 +11,13 @@ import (
 // reply subject and the longer republished form.
 const maxSubject = 3900
 
-// markers stand for empty parts of a key, in the order of the subject. A part without one is never empty. An escaped
-// token never starts with a bare '%' followed by a lower-case letter, so no object can be named like one.
+// markers stand for empty parts of a key, in the order of the subject. A part that has no marker is never empty. An
+// escaped token never contains '%' followed by a lower-case letter, so no object's name can look like a marker.
 var markers = [5]string{1: "%core", 3: "%cluster"}
 
-// Key names one object. From it come the subject of its events in the log (Subject) and the key of its rows in the
-// projection (RowKey). The subject gives it back, but for the prefix, which the event carries.
+// Key names one object. The subject of its events in the log (Subject) and the key of its rows in the projection
+// (RowKey) are made from it. A subject can be parsed back into a Key without the Prefix, which is in the event's
+// headers.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
 	Cluster string
@@ -46,13 +47,13 @@ func (k Key) Path() string {
 func (k Key) RowKey() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped (format.md, events). It
-// fails with ErrKeyTooLong over 3,900 bytes.
+// returns ErrKeyTooLong if that is longer than 3,900 bytes.
 func (k Key) Subject(prefix string) (string, error) { return k.subject(prefix+".log", false) }
 
-// anyPart as a part of a pattern makes the subject's token match every value of it.
+// anyPart is the part of a pattern whose token matches every value.
 const anyPart = "*"
 
-// subject is below start. In a pattern, anyPart stays as it is; otherwise a part may have that value.
+// subject appends the key's tokens to start. In a pattern it leaves anyPart as it is; otherwise it escapes that too.
 func (k Key) subject(start string, pattern bool) (string, error) {
 	if k.Cluster == "" || k.Resource == "" || k.Name == "" {
 		return "", fmt.Errorf("name the subject of key %+v: cluster, resource and name must not be empty", k)
@@ -77,8 +78,8 @@ func (k Key) subject(start string, pattern bool) (string, error) {
 	return b.String(), nil
 }
 
-// parseSubject is the inverse of subject below '<prefix>.log'. The Key's Prefix is left empty, as the subject does not
-// hold it. Only what subject can produce is accepted, so that one object has exactly one subject.
+// parseSubject is the inverse of subject below '<prefix>.log'. It leaves the Key's Prefix empty, since the subject does
+// not hold it. It accepts only what subject can produce, so that one object has exactly one subject.
 func parseSubject(prefix, subject string, pattern bool) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {
@@ -103,8 +104,8 @@ func parseSubject(prefix, subject string, pattern bool) (Key, error) {
 	return Key{Cluster: parts[0], Group: parts[1], Resource: parts[2], Namespace: parts[3], Name: parts[4]}, nil
 }
 
-// escapeToken writes s as one literal token of a subject. The server would accept a bare '*' in a published subject,
-// and later reads of that subject would match other objects.
+// escapeToken writes s as one literal token of a subject. Without this the server would accept a bare '*' in a
+// published subject, and later reads of that subject would match other objects.
 func escapeToken(b *strings.Builder, s string) {
 	for i := range len(s) {
 		switch c := s[i]; {

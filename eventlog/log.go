@@ -14,7 +14,7 @@ import (
 
 // Config says where a cell's log is.
 type Config struct {
-	// Conn is a connection with ReconnectBufSize(-1), so that nothing is sent later than meant.
+	// Conn is a connection with ReconnectBufSize(-1), so that a message is sent at once or not at all.
 	Conn *nats.Conn
 	// Stream is the JetStream stream's name, 'logplane' by default.
 	Stream string
@@ -22,19 +22,19 @@ type Config struct {
 	Prefix string
 	// Replicas of the stream when Create makes it: 1 (the default) or 3.
 	Replicas int
-	// InMemory lets Create make, and Open accept, a stream that does not outlive its server.
+	// InMemory makes Create use memory storage, and Open accept it. Such a stream does not outlive its server.
 	InMemory bool
-	// Epoch written into barriers (invariant 9), until SetEpoch.
+	// Epoch is written into barriers (invariant 9) until SetEpoch is called.
 	Epoch uint64
-	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by default. A
-	// first try takes at most a fifth of it.
+	// Timeout bounds one operation with its retries, unless the context has a nearer deadline; 5 s by default. A first
+	// try takes at most a fifth of it.
 	Timeout time.Duration
 	// LeaderReads lets the stream's leader answer Head on a replicated log, instead of a barrier by the quorum. That is
 	// faster, and stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
-	// Local says what stream info would, where the stream's only server runs in this process. Asking over the
-	// connection would take turns of a dozen goroutines. This Log must be the only one that appends several events at
-	// once.
+	// Local, if set, returns the stream's bounds without a request. It is for a stream whose only server runs in this
+	// process, where a request would pass through a dozen goroutines. This Log must then be the only one that appends
+	// several events at once.
 	Local func(stream string) (Bounds, error)
 }
 
@@ -59,23 +59,22 @@ type Bounds struct {
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
 	config Config
-	// replicas is how many servers keep the log. That it is several stays once it was seen: an operator may give a log
-	// more replicas while processes run, and a process that did not notice would believe a leader that is none any
-	// more.
+	// replicas is how many servers keep the log. Once it was above 1 it never becomes 1 again. An operator may give a
+	// log more replicas while processes run. A process that missed this would believe a deposed leader.
 	replicas atomic.Int32
 
-	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never
-	// below it.
+	// seen is the highest revision that this process knows to be in the log with all of its batch. The log's head is
+	// never below it.
 	seen    atomic.Uint64
 	epoch   atomic.Uint64 // written into barriers
-	batches chan struct{} // bounds the batches in flight; the server drops any over 50
-	// begun and ended count appends of several events. One whose outcome stays open never ends.
+	batches chan struct{} // bounds the batches in flight; the server drops batches beyond 50
+	// begun and ended count appends of several events. An append whose outcome stays unknown is never counted as ended.
 	begun, ended atomic.Int64
 	link         atomic.Pointer[link]
-	left         atomic.Int64 // when a server was left, in nanoseconds of Unix time
+	left         atomic.Int64 // when leaveServer last left a server, in nanoseconds of Unix time
 
 	mu      sync.Mutex
-	asking  bool      // mu; a head question is in flight
+	asking  bool      // mu; a question for the head is in flight
 	waiting *question // mu; the question that is sent next, nil if nobody waits for it
 }
 
@@ -108,16 +107,16 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 // replicated says that several servers keep the log.
 func (l *Log) replicated() bool { return l.replicas.Load() > 1 }
 
-// SetEpoch says in which epoch this process lives: that of the first root that it read. Barriers carry it. So the log's
-// last event tells the epoch to an operator who fences a cell whose bucket is an old copy. All other events carry the
-// epoch of their Basis.
+// SetEpoch sets the epoch that barriers carry: the epoch of the first root that this process read. Thanks to this, the
+// log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. All other events carry
+// the epoch of their Basis.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
 // Epoch is the epoch that barriers carry.
 func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
-// See remembers a revision that the log has held, for example the one that a root has applied. A head below it is
-// ErrDiverged from then on. The revision must never be one that a client gave, nor lie inside a batch.
+// See remembers a revision that the log has held, for example the applied revision of a root. From then on a head below
+// it is ErrDiverged. The revision must not come from a client, and must not lie inside a batch.
 func (l *Log) See(r Revision) {
 	for {
 		old := l.seen.Load()
