@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// JetStream's error codes that outcome and get look at.
+// Error codes of JetStream that decide the outcome of an append.
 const (
 	codeWrongLast       = 10071 // the precondition does not hold
 	codeBatchTooLarge   = 10199

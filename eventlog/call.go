@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// serverError is JetStream's answer that a request was refused.
+// serverError is JetStream's answer to a request that it refused.
 type serverError struct {
 	Status      int    `json:"code"`
 	Code        int    `json:"err_code"`
@@ -21,8 +21,8 @@ type serverError struct {
 
 func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
-// reading reads an answer of the server. Its error is a *serverError if the request was refused. It may be called
-// again, for the answer to another copy of the request.
+// reading reads an answer of the server. It returns a *serverError if the request was refused. It may be called again,
+// for the answer to another copy of the request.
 type reading func(*nats.Msg) error
 
 // refusal is part of every answer in JSON.
@@ -30,10 +30,10 @@ type refusal struct {
 	Error *serverError `json:"error"`
 }
 
-// decoded reads an answer in JSON, of which refused is a part.
+// decoded returns the reading of an answer in JSON. refused must be a part of into.
 func decoded(into any, refused *refusal) reading {
 	return func(msg *nats.Msg) error {
-		refused.Error = nil // of the answer before
+		refused.Error = nil // left by the answer before
 		if err := json.Unmarshal(msg.Data, into); err != nil {
 			return fmt.Errorf("read the answer of the log's server: %w", err)
 		}
@@ -45,10 +45,10 @@ func decoded(into any, refused *refusal) reading {
 }
 
 // tries is how many first tries fit into the timeout. A request that is sent during a change of leaders may never be
-// answered, so one try must be much shorter than the whole.
+// answered, so one try must be much shorter than the whole operation.
 const tries = 5
 
-// resend is about how long all servers may take to answer before they are asked again.
+// resend is about how long the servers may take to answer before all of them are asked again.
 const resend = 300 * time.Millisecond
 
 // call asks JetStream's API until it answers or the deadline passes. The request must be idempotent.
@@ -73,8 +73,9 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, read read
 	}
 }
 
-// callAll goes on with a call once a server has said that there is no leader, and listens to all servers. One that was
-// cut off still says so for seconds after it is back, and its answer comes before the leader's.
+// callAll continues a call after a server has answered that there is no leader. It listens for the answers of all
+// servers. A server that was cut off still answers so for seconds after it is back, and its answer comes before the
+// leader's.
 func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read reading, refused error) error {
 	conn := l.config.Conn
 	inbox := conn.NewInbox()
@@ -85,7 +86,7 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 	defer func() { _ = answers.Unsubscribe() }()
 	for ctx.Err() == nil {
 		roundTrips.WithLabelValues(kind).Inc()
-		_ = conn.PublishRequest(msg.Subject, inbox, msg.Data) // it fails while not connected, and is sent again
+		_ = conn.PublishRequest(msg.Subject, inbox, msg.Data) // fails while not connected; the loop sends it again
 		attempt, cancel := context.WithTimeout(ctx, resend/2+rand.N(resend))
 		err := listen(attempt, answers, read)
 		cancel()
@@ -97,20 +98,20 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 	return refused
 }
 
-// leaveServer connects to another server of a replicated log, once a deadline has passed. This one may be cut off from
-// the others, and then nothing that is asked here is answered before it is back. If that is not so, another server is
-// as good.
+// leaveServer connects to another server of a replicated log, once a deadline has passed. The current server may be cut
+// off from the others, and would then answer nothing until it is back. If it is not cut off, another server serves as
+// well.
 func (l *Log) leaveServer(ctx context.Context) {
 	if !l.replicated() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
 		return
 	}
 	now, last := time.Now().UnixNano(), l.left.Load()
-	if time.Duration(now-last) >= l.config.Timeout && l.left.CompareAndSwap(last, now) { // it may be another server already
-		_ = l.config.Conn.ForceReconnect() // it fails only on a connection that is closed already
+	if time.Duration(now-last) >= l.config.Timeout && l.left.CompareAndSwap(last, now) { // nobody else has left it
+		_ = l.config.Conn.ForceReconnect() // fails only if the connection is closed already
 	}
 }
 
-// listen returns with the first conclusive answer, whichever copy of the request it answers.
+// listen returns the first conclusive answer, whichever copy of the request it answers.
 func listen(ctx context.Context, answers *nats.Subscription, read reading) error {
 	for {
 		got, err := answers.NextMsgWithContext(ctx)
@@ -129,22 +130,22 @@ func conclusive(err error) bool {
 	return err == nil || errors.Is(err, nats.ErrConnectionClosed) || errors.As(err, &refused) && !unavailable(err)
 }
 
-// unavailable says that a server refused for now: it knows no leader, or it is starting.
+// unavailable says that a server refused only for now: it knows no leader, or it is starting.
 func unavailable(err error) bool {
 	var refused *serverError
 	return errors.As(err, &refused) && refused.Status == 503
 }
 
-// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since a busy server may
-// answer with 8 MiB.
+// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since an answer may be 8
+// MiB and the server busy.
 func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }
 
-// errBroken: the connection broke after the request was sent, and with it the way of the answer.
+// errBroken: the connection broke after the request was sent, so the answer can no longer arrive.
 var errBroken = errors.New("the connection broke before the answer came")
 
-// unreached: there was no connection on which to ask.
+// unreached: there was no connection to send the request on.
 type unreached struct{ error }
 
 func (unreached) Error() string   { return "it cannot be reached" }
@@ -158,7 +159,7 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	if errors.Is(err, context.Canceled) && context.Cause(ctx) == errBroken {
 		err = errBroken
 	}
-	if errors.Is(err, nats.ErrReconnectBufExceeded) { // nothing is kept for a server that may come back
+	if errors.Is(err, nats.ErrReconnectBufExceeded) { // not connected, and the request was not buffered
 		err = unreached{err}
 	}
 	if err != nil {
@@ -167,8 +168,8 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	return read(got)
 }
 
-// link is a connection to a server, from when it was made until it breaks. The client of NATS keeps the requests of a
-// broken connection waiting, though nobody will answer them.
+// link is a connection to a server, from when it was made until it breaks. The NATS client keeps requests waiting that
+// were sent on a broken connection, although nobody will answer them.
 type link struct {
 	ctx context.Context
 	end context.CancelFunc
@@ -179,12 +180,14 @@ func newLink() *link {
 	return &link{ctx, end}
 }
 
-// Connection counts the connections of this process to the log's servers, from 1 on. What was proven of the log on one
-// may not be true on the next: the log may have gone back between them. Ask for it before the log.
+// Connection is the number of this process's current connection to the log's servers, from 1 on. A proof about the log
+// is only good for the connection on which it was made, since the log may have gone back before the next one. So call
+// Connection before you ask the log.
 func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects + 1 }
 
-// whileConnected is ctx until the connection breaks, with errBroken as the cause. What is sent to a consumer's inbox
-// meanwhile is lost, and an idle consumer would show that only by missed heartbeats.
+// whileConnected returns a context that ends when the connection breaks, with errBroken as the cause, or when ctx ends.
+// While there is no connection, messages to a consumer's inbox are lost. Without this context only missed heartbeats
+// would show that.
 func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
 	connected, cancel := context.WithCancelCause(ctx)
 	forget := context.AfterFunc(l.link.Load().ctx, func() { cancel(errBroken) })
@@ -194,8 +197,8 @@ func (l *Log) whileConnected(ctx context.Context) (connected context.Context, st
 	}
 }
 
-// watchLink lets whoever waits for an answer know that the connection has broken, and warns of each server that it
-// leads to and that may not keep the log.
+// watchLink ends the link's context when the connection breaks, so that nobody waits for its answers. It also warns of
+// each server that the process connects to and whose version may not keep the log.
 func (l *Log) watchLink() {
 	l.link.Store(newLink())
 	warn := func(conn *nats.Conn) {

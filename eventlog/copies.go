@@ -14,14 +14,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Each server of a replicated log has a copy of each event, and a disk or a memory may flip its bits. The server finds
-// out most of that by a checksum of its own, and then passes over the event as if it had been deleted. Where it does
-// not, the event's checksum tells. Either way other copies are read, and nothing is folded that nobody has appended.
+// Each server of a replicated log has a copy of each event. A disk or memory may flip bits in it. The server detects
+// most such damage by its own checksum, and then passes over the event as if it had been deleted. The event's checksum
+// shows the rest. In both cases other copies are read, so that a reader never folds an event that was not appended.
 
-// errMissing: the log goes on after the event. If no server has it, the log has a hole.
+// errMissing: the log goes on after the event, but the event is not there. If no server has it, the log has a hole.
 var errMissing = errors.New("it is missing")
 
-// whole is the event of a message, or that of another copy if this one is no event.
+// whole decodes a message. If this copy is not an event, it returns the event of another copy.
 func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 	e, err := m.event(l.config.Prefix)
 	if err != nil {
@@ -30,12 +30,13 @@ func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 	return e, nil
 }
 
-// otherCopy reads an event of which one copy is no event, or missing: it asks the leader, and then all servers that the
-// connection knows of, copyRounds times. If none has it whole, that is final. The log has gone back only if each of its
-// servers says that it lacks the event.
+// otherCopy reads an event after one copy of it was missing or could not be decoded. It asks the leader, and then all
+// servers that the connection knows of, copyRounds times. If none of them has the event whole, that is final. It
+// returns ErrDiverged, which means that the log has gone back, only if each server of the log says that it lacks the
+// event.
 //
-// What the leader has may never have been an event. It then changes nothing, like a barrier: somebody published past
-// this package, which must be seen and must not stop all readers for good.
+// The leader's message may never have been an event, because somebody published without this package. It then changes
+// nothing, like a barrier: operators must see it, but it must not stop all readers for good.
 func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
@@ -49,8 +50,8 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			return m.skipped(err), nil
 		}
 	}
-	// Of the last round: the servers that were asked, each with whether it says that it lacks the event; and how many
-	// were not reached.
+	// Both are of the last round. lacks has each server that was asked, and whether it says that it lacks the
+	// event. left is how many servers were not reached.
 	lacks, left := map[string]bool{}, 0
 	for round := 0; err != nil && l.replicated() && round < copyRounds; round++ {
 		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
@@ -91,23 +92,24 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, names, ErrNowhere, why)
 }
 
-// copyRounds is how often all servers are asked for an event, a second apart. A server that does not lead hands what it
-// is asked on to another for the first two seconds.
+// copyRounds is how often all servers are asked for an event, a second apart. For the first two seconds, a server that
+// does not lead forwards the question to another server.
 const copyRounds = 4
 
-// foreign says that what the leader has, and what err says that it is no event, never was one. Of an event the checksum
-// stands somewhere, even if it cannot be told any more where the headers end.
+// foreign says that the leader's message, which could not be decoded because of err, never was an event. A damaged
+// event still contains the name of the checksum's header somewhere, even if nobody can tell any more where its headers
+// end.
 func (m stored) foreign(err error) bool {
 	return err != nil && !errors.Is(err, errDamaged) && !bytes.Contains(append(bytes.Clone(m.Raw), m.Body...), []byte(headerChecksum))
 }
 
 // eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns
-// true. It returns how many it has left out because they cannot be reached.
+// true. It returns how many servers it has left out because it could not reach them.
 func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) (left int) {
 	options := conn.Opts
 	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, time.Second
 	options.DisconnectedErrCB, options.ReconnectedCB, options.AsyncErrorCB, options.ClosedCB = nil, nil, nil, nil
-	var user *url.Userinfo // which conn.Servers leaves out
+	var user *url.Userinfo // conn.Servers leaves it out
 	if len(options.Servers) > 0 {
 		if u, err := url.Parse(options.Servers[0]); err == nil {
 			user = u.User

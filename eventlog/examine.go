@@ -11,29 +11,30 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Examination is what an operator can learn of a log through its connection. Nothing is decided by it.
+// Examination is what an operator can learn of a log through its connection. No code decides anything by it.
 type Examination struct {
 	// Server is the name and version of the server that the connection leads to.
 	Server string
-	// RoundTrip to it: the shortest of a few.
+	// RoundTrip is how long a round trip to the server takes: the shortest of a few.
 	RoundTrip time.Duration
-	// Ahead is how far that server's clock is ahead of ours, negative if it is behind. It is exact to a round trip.
+	// Ahead is how far that server's clock is ahead of ours, negative if it is behind. The error is at most a round
+	// trip.
 	Ahead  time.Duration
 	Bounds Bounds
-	// Bytes that the log takes on each server.
+	// Bytes is how many bytes the log takes on each server.
 	Bytes uint64
-	// Replicas is how many servers keep the log, and Leader the name of the first among them, empty if there is none.
+	// Replicas is how many servers keep the log. Leader is the name of the server that leads them, empty if none does.
 	Replicas int
 	Leader   string
-	// Lagging names the copies that are not up to date, and says why.
+	// Lagging names the copies that are not up to date, each with the reason.
 	Lagging []string
-	// Unsafe says which servers have a version that does not sync what it acknowledges, nil for none.
+	// Unsafe says which servers have a version that does not sync what it acknowledges. It is nil if there are none.
 	Unsafe error
-	// Unasked names the servers that keep the log and could not be asked for their version.
+	// Unasked names the servers that keep the log but could not be asked for their version.
 	Unasked []string
 }
 
-// samples is how often what takes time is measured.
+// samples is how often a duration is measured.
 const samples = 9
 
 // Examine looks at the log that the configuration names. It appends nothing.
@@ -95,7 +96,7 @@ func lookUp(ctx context.Context, c Config) (*jetstream.StreamInfo, error) {
 	return s.CachedInfo(), nil
 }
 
-// Measure has the log acknowledge some barriers, which change nothing, and returns how long one took, as a median.
+// Measure appends some barriers, which change nothing, and returns the median time until one was acknowledged.
 func (l *Log) Measure(ctx context.Context) (median time.Duration, err error) {
 	took := make([]time.Duration, samples)
 	for i := range took {

@@ -12,17 +12,17 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// heartbeat is how often a consumer with nothing to deliver says that it is alive. After three missed ones it is opened
-// anew.
+// heartbeat is how often a consumer with nothing to deliver says that it is alive. After three missed heartbeats the
+// consumer is opened again.
 const heartbeat = time.Second
 
 // Follow calls yield for every append after the position, with all of its events at once, in order and without gaps. It
-// reconnects as needed, until ctx ends or yield fails. It is ErrPurged if the next event has left the log. It is
-// ErrDiverged if the log ends before the last event that was seen, or has another one in its place: Follow reads that
-// event again whenever it begins to read, if the log still has it (invariant 9).
+// reconnects as needed, until ctx ends or yield fails. It returns ErrPurged if the next event has left the log. It
+// returns ErrDiverged if the log ends before the last event that was read, or has another event in its place. To find
+// that out, Follow reads that event again whenever it begins to read, if the log still has it (invariant 9).
 //
-// It returns ctx's error when ctx ends, and yield's own when yield fails. That the server cannot be reached for a while
-// is no error.
+// It returns ctx's error when ctx ends, and yield's error when yield fails. A server that cannot be reached for a while
+// is not an error.
 func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) error) error {
 	f := follower{log: l, at: after, yield: yield}
 	for try := 0; ; try++ {
@@ -47,23 +47,25 @@ func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) erro
 	}
 }
 
-// fatal ends a follow; every other error opens it anew.
+// fatal ends a follow. After any other error Follow opens a new consumer.
 type fatal struct{ error }
 
 // follower is one unfiltered reader of the log.
 type follower struct {
 	log *Log
-	// at is where the last event was that was read.
+	// at is the position of the event that was read last.
 	at Position
-	// next is what the consumer must deliver next: first the event that was read last, and then those after it.
+	// next is the revision that the consumer must deliver next: first that of the event that was read last, then the
+	// following ones.
 	next  Revision
 	yield func(Batch) error
-	batch Batch // what has come of an append whose last event has not
+	batch Batch // the events so far of an append whose last event has not come
 }
 
-// open reads from one consumer until that breaks. The consumer begins with the event that was read last. So what it
-// delivers is proven to follow what was delivered before, whatever became of the log and the connection meanwhile. A
-// consumer behind a purge jumps forward without a word: check, once the consumer is made, says how far.
+// open reads from one consumer until that breaks. The consumer begins with the event that was read last. This proves
+// that its events follow those that were delivered before, whatever happened to the log and the connection meanwhile. A
+// consumer that starts at purged revisions skips them without saying so. So check asks for the log's first revision
+// after the consumer is made.
 func (f *follower) open(ctx context.Context) error {
 	ctx, stop := f.log.whileConnected(ctx)
 	defer stop()
@@ -79,7 +81,7 @@ func (f *follower) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// If this is lost the server forgets the consumer by itself once nobody listens.
+	// If this message is lost, the server removes the consumer by itself once nobody listens.
 	defer func() { _ = conn.Publish("$JS.API.CONSUMER.DELETE."+f.log.config.Stream+"."+name, nil) }()
 	if err := f.check(ctx); err != nil {
 		return err
@@ -87,7 +89,7 @@ func (f *follower) open(ctx context.Context) error {
 	return f.read(ctx, sub)
 }
 
-// consume makes a push consumer that delivers to the inbox. A crash leaves it behind for five seconds.
+// consume makes a push consumer that delivers to the inbox. After a crash of this process it remains for five seconds.
 func (f *follower) consume(ctx context.Context, inbox string) (name string, err error) {
 	request, err := json.Marshal(map[string]any{
 		"stream_name": f.log.config.Stream,
@@ -109,7 +111,7 @@ func (f *follower) consume(ctx context.Context, inbox string) (name string, err 
 	return answer.Name, err
 }
 
-// check learns whether the next event can still come. The event that was read last may have left the log.
+// check finds out whether the next event can still come. The event that was read last may have left the log.
 func (f *follower) check(ctx context.Context) error {
 	b, err := f.log.info(ctx)
 	switch {
@@ -117,7 +119,7 @@ func (f *follower) check(ctx context.Context) error {
 		return err
 	case b.First > f.at.Revision+1:
 		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.at.Revision+1, b.First, ErrPurged)}
-	case b.Head < f.at.Revision && f.log.replicated(): // perhaps a deposed leader: a quorum knows
+	case b.Head < f.at.Revision && f.log.replicated(): // perhaps the answer of a deposed leader, so ask a quorum
 		b.Bounds, err = f.log.Head(ctx)
 		if err != nil && !errors.Is(err, ErrDiverged) {
 			return err
@@ -132,21 +134,22 @@ func (f *follower) check(ctx context.Context) error {
 	return nil
 }
 
-// read delivers until the consumer breaks. A consumer may also sit on a replica that is cut off, alive and behind. So
-// when nothing has come for the timeout, read asks the leader whether there is something.
+// read delivers events until the consumer breaks. A consumer may also be on a replica that is cut off: alive, but
+// behind. So if no event has come for the timeout, read asks the leader whether there are any.
 func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 	quiet := time.Now()
 	for {
 		waiting, cancel := context.WithTimeout(ctx, 3*heartbeat)
 		msg, err := sub.NextMsgWithContext(waiting)
 		cancel()
-		if errors.Is(err, nats.ErrNoResponders) { // nothing was asked: the client dropped a message that says so
-			continue // what comes next shows that it is missed
+		if errors.Is(err, nats.ErrNoResponders) { // the client dropped a message whose headers say so
+			continue // the next message shows that it is missing
 		}
 		if err != nil {
 			return err
 		}
-		// A message of the log has its place as its reply subject. Its headers do not tell: they may say anything.
+		// A message of the log has its place as its reply subject. Its headers prove nothing: they may contain
+		// anything.
 		if place, err := msg.Metadata(); err == nil {
 			if err := f.deliver(ctx, msg, place); err != nil {
 				return err
@@ -170,8 +173,8 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 	}
 }
 
-// answer handles what a consumer says beside events: flow control, which it wants answered, and heartbeats, which say
-// how far it has delivered.
+// answer handles the consumer's messages that are not events. Flow control must be answered. Heartbeats say how far the
+// consumer has delivered.
 func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	if msg.Header.Get("Status") != "100" {
 		return fmt.Errorf("the consumer ended: %s %s", msg.Header.Get("Status"), msg.Header.Get("Description"))
@@ -196,8 +199,8 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg, place *nats.MsgMe
 	return f.accept(f.log.whole(ctx, m))
 }
 
-// missed reads the events up to a revision that did not come: they were lost on the way, purged, or are damaged where
-// the consumer is.
+// missed reads the events up to a revision that the consumer did not deliver. They were lost on the way, or purged, or
+// are damaged on the consumer's server.
 func (f *follower) missed(ctx context.Context, upto Revision) error {
 	for f.next <= upto {
 		if err := f.accept(f.log.fromLeader(ctx, f.next)); err != nil {
@@ -209,7 +212,7 @@ func (f *follower) missed(ctx context.Context, upto Revision) error {
 
 // accept takes what was read as the next event.
 func (f *follower) accept(e Event, err error) error {
-	if errors.Is(err, ErrPurged) && f.next == f.at.Revision { // it was read before
+	if errors.Is(err, ErrPurged) && f.next == f.at.Revision { // this event was read before
 		f.next++
 		return nil
 	}
@@ -232,8 +235,8 @@ func (f *follower) accept(e Event, err error) error {
 	return nil
 }
 
-// gather yields an append once all of it has come. An event may claim to belong to a batch that never comes; it was
-// published past this package. It is yielded alone as soon as the next event shows that.
+// gather yields an append once all of its events have come. A message that was published without this package may claim
+// to belong to a batch whose rest never comes. It is yielded alone as soon as the next event shows that.
 func (f *follower) gather(e Event) error {
 	if len(f.batch) > 0 && !e.Continues(&f.batch[len(f.batch)-1]) {
 		if err := f.flush(); err != nil {

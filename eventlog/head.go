@@ -10,17 +10,17 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// question is one question for the head, shared by all who waited before it was sent.
+// question is one question for the head, shared by all callers that were waiting before it was sent.
 type question struct {
 	answered chan struct{}
 	bounds   Bounds
 	err      error
 }
 
-// Head returns bounds whose Head is at least as new as every write acknowledged before the call began (invariant 4).
-// One question serves every caller that was waiting when it was asked.
+// Head returns bounds whose Head is at least as new as every write that was acknowledged before the call (invariant 4).
+// One question serves every caller that was waiting when it was sent.
 func (l *Log) Head(ctx context.Context) (Bounds, error) {
-	if l.config.Local != nil { // to share a question would cost more than to ask
+	if l.config.Local != nil { // asking is cheaper than sharing a question
 		return l.askOnce()
 	}
 	ctx, s := span(ctx, "log head")
@@ -37,8 +37,8 @@ func (q *question) wait(ctx context.Context) (Bounds, error) {
 	}
 }
 
-// join enters the next question. Nobody joins one that was already sent: the log may have answered it before the last
-// acknowledged write.
+// join enters the next question. Nobody joins a question that was already sent: the log may have answered it before a
+// write that was acknowledged since.
 func (l *Log) join() *question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,25 +87,25 @@ func (l *Log) askOnce() (Bounds, error) {
 	return b, nil
 }
 
-// lookUp is learn without a message, where the log is in this process. All batches are then this Log's, so the head
-// lies in none if none was in flight.
+// lookUp is learn without a message, for a log in this process. All batches in it are this Log's own. So if none was in
+// flight, the head does not lie inside a batch.
 func (l *Log) lookUp(seen Revision) (Bounds, bool) {
 	if l.config.Local == nil {
 		return Bounds{}, false
 	}
 	ended, begun := l.ended.Load(), l.begun.Load()
-	s, err := l.info(context.Background()) // which asks nobody
+	s, err := l.info(context.Background()) // sends no request here
 	whole := ended == begun && l.begun.Load() == begun
 	return s.Bounds, err == nil && (whole || s.Head <= seen)
 }
 
-// learn chooses how to ask. A single server's answer is exact. Of several, a deposed leader that can still be reached
-// goes on answering with its old head.
+// learn chooses how to ask. A single server's answer is exact. On a replicated log, a deposed leader that can still be
+// reached goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated() && !l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
-	b, err := l.info(ctx) // which may find that the log is replicated by now
+	b, err := l.info(ctx) // may find that the log has become replicated
 	if err == nil && l.replicated() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
 		return l.barrier(ctx)
 	}
@@ -115,9 +115,9 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
-// barrier proves a head by a quorum: no deposed leader can have it acknowledged. Raft keeps it out of the middle of
-// batches. The first revision is asked for at the same time. If it has moved on since, the caller meets ErrPurged or
-// ErrConflict.
+// barrier proves a head by a quorum: a deposed leader cannot have a barrier acknowledged. Raft never puts it into the
+// middle of a batch. The first revision is asked for at the same time. If it moves on after that, the caller gets
+// ErrPurged or ErrConflict later.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	var first state
 	var failed error
@@ -156,11 +156,12 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 	}
 }
 
-// wholeBatch moves a head that stream info gave to the end of the batch that it lies in, since stream info also shows a
-// batch that is being written. A get waits until all of that batch is in the log.
+// wholeBatch corrects a head from stream info so that it does not lie inside a batch: stream info also counts a batch
+// that is being written. It gets the head's message, and that answer waits until all of the batch is in the log. Then
+// the head is the end of the batch.
 //
-// A single server whose disk is full, or whose stream cannot be written any more, shows the events of a batch that it
-// has written before that, and adds the rest when it is started again. Until then the head is before that batch.
+// A single server that cannot write any more, for example because its disk is full, shows the events of a batch that it
+// has written so far. It adds the rest when it is started again. Until then the head is the revision before the batch.
 func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
 	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more
@@ -170,7 +171,7 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	}
 	before, left, err := batchPlace(m.header)
-	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) { // what claims an impossible place is no event and in no batch
+	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) { // in no batch, or its place is impossible
 		return head, nil
 	}
 	end := head + Revision(left)
@@ -180,24 +181,24 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	case b.Head >= end:
 		return end, nil
-	case m.header.Get(headerBatchID) == "" || Revision(before) >= head: // nor is what claims a batch that is not there
+	case m.header.Get(headerBatchID) == "" || Revision(before) >= head: // the batch that it claims is not there
 		return head, nil
 	}
 	return head - Revision(before) - 1, nil
 }
 
-// state is what the stream's leader says of it.
+// state is what the stream's leader says about the stream.
 type state struct {
 	Bounds
-	bytes, limit int64 // limit 0 or less is none
+	bytes, limit int64 // no limit if limit is 0 or less
 	leader       string
-	active       bool // it has a majority of its replicas, as far as it knows
+	active       bool // the leader hears from a majority of the replicas, as far as it knows
 }
 
-// activeWithin is how recently a replica must have been heard of to count for a majority.
+// activeWithin is how recently the leader must have heard from a replica for it to count towards a majority.
 const activeWithin = 2 * time.Second
 
-// info is what the stream's leader says; where that is a server in this process, without a question.
+// info asks the stream's leader for its state. If the server is in this process, it sends no request.
 func (l *Log) info(ctx context.Context) (s state, err error) {
 	if l.config.Local != nil {
 		s.active = true

@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Role is a NATS user for one kind of Logplane's processes, with what these ask of the log's servers and nothing else.
+// Role is a NATS user for one kind of Logplane's processes. It may ask the log's servers what these need, and no more.
 type Role struct {
-	// Name of the user, and Of the commands that are this user.
+	// Name of the user, and the commands (Of) that connect as this user.
 	Name, Of string
-	// Publish are the subjects that it may publish to, and Subscribe those that it may subscribe to.
+	// Publish are the subjects that the user may publish to, and Subscribe those that it may subscribe to.
 	Publish, Subscribe []string
 }
 
-// Roles are the users of a cell's processes. Whoever may write, purge and make the log are three.
+// Roles are the users of a cell's processes. Writing, purging and making the log are separate rights.
 //
-// Every role may read all of the log, and append barriers, which change no object: a barrier proves the head of a
-// replicated log, or makes processes read the root again (Outdate). Nobody may delete or change the log's stream, and
-// nobody may publish to an inbox.
+// Every role may read all of the log. Every role may also append barriers, which change no object: a barrier proves the
+// head of a replicated log, or makes processes read the root again (Outdate). No role may delete or change the log's
+// stream, or publish to an inbox.
 //
-// This holds back mistakes, and not a thief of a role's password (docs/security.md).
+// This prevents mistakes. It does not stop somebody who has stolen a role's password (docs/security.md).
 func Roles(stream, prefix string) []Role {
 	c := Config{Stream: stream, Prefix: prefix}.withDefaults()
 	api := func(calls ...string) (subjects []string) {
@@ -48,11 +48,11 @@ func Roles(stream, prefix string) []Role {
 	}
 }
 
-// inboxOf is where a user receives answers, so that no other user can listen to them.
+// inboxOf is where a user receives answers. Each user has its own, so that no other user can listen.
 func inboxOf(user string) string { return "_INBOX." + user }
 
-// inbox is the prefix of the inboxes of the user in a URL. A user who is not in it, or whose name is no token of a
-// subject, has the client's own.
+// inbox is the prefix of the inboxes of the user in the URL. If the URL names no user, or one whose name cannot be a
+// token of a subject, it is the NATS client's own prefix.
 func (s Servers) inbox() string {
 	first, _, _ := strings.Cut(s.URL, ",")
 	u, err := url.Parse(first)

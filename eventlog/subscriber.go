@@ -3,11 +3,12 @@ package eventlog
 import "slices"
 
 // Subscribers see what the server republishes: each event's headers on '<prefix>.events.…', and for the resources on a
-// list also the body on '<prefix>.bodies.…' (SetBodies). Both are live only, and may miss an event: a stored one is
-// republished once, to whoever is connected then. What must be complete reads the API.
+// list also the body on '<prefix>.bodies.…' (SetBodies). Both are only live: the server republishes a stored event
+// once, to the subscribers that are connected then. So a subscriber may miss an event. Programs that must see every
+// event use the API.
 
-// Allowed are the subjects that a subscriber may subscribe to who is to see these namespaces of a cluster; with
-// clusterScoped also the objects that have none, and with bodies what is republished whole.
+// Allowed returns the subjects that a subscriber may subscribe to if it is to see these namespaces of a cluster. With
+// clusterScoped it also sees objects without a namespace; with bodies it also sees the messages that have bodies.
 func Allowed(prefix, cluster string, namespaces []string, clusterScoped, bodies bool) ([]string, error) {
 	if clusterScoped {
 		namespaces = append(slices.Clone(namespaces), "")

@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and headers of ours. docs/format.md says
-// what each is, and which may be absent.
+// The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and our own headers. docs/format.md says
+// what each header is, and which may be absent.
 const (
 	headerSpec        = "ce-specversion"
 	headerID          = "ce-id"
@@ -46,12 +46,12 @@ const (
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
 
-// mostHeaders is how many headers an event has, unless it is of a batch, traced or caused.
+// mostHeaders is how many headers an event has, unless it is in a batch, traced or caused.
 const mostHeaders = 17
 
 const specVersion = "1.0"
 
-// typeOfOp are the ops on the wire.
+// typeOfOp is the header ce-type for each op.
 var typeOfOp = [...]string{
 	Barrier:  "dev.logplane.barrier",
 	Added:    "dev.logplane.object.added",
@@ -59,7 +59,7 @@ var typeOfOp = [...]string{
 	Deleted:  "dev.logplane.object.deleted",
 }
 
-// encode makes the message of one write. Its precondition is the server's to enforce.
+// encode makes the message of one write. The server enforces its precondition.
 func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*nats.Msg, error) {
 	if w.Op != Added && w.Op != Modified && w.Op != Deleted {
 		return nil, fmt.Errorf("encode event of %s: op %d is not a change", w.Key.RowKey(), w.Op)
@@ -69,7 +69,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		return nil, err
 	}
 	header := make(nats.Header, mostHeaders)
-	values := make([]string, 0, mostHeaders) // of all headers, so that each needs no array of its own
+	values := make([]string, 0, mostHeaders) // the values of all headers, in one array to save allocations
 	set := func(name, value string) {
 		values = append(values, value)
 		header[name] = values[len(values)-1 : len(values) : len(values)]
@@ -96,13 +96,13 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		}
 	}
 	msg := &nats.Msg{Subject: subject, Data: w.Body, Header: header}
-	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what nobody could read
+	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what readers could not decode
 		return nil, fmt.Errorf("encode event of %s: %w", w.Key.RowKey(), err)
 	}
 	return msg, nil
 }
 
-// encodeBarrier makes the no-op event; it has no object and no precondition. Nobody reads its body.
+// encodeBarrier makes the no-op event. It has no object and no precondition. Readers ignore its body.
 func encodeBarrier(prefix string, epoch uint64, headers nats.Header, body []byte) *nats.Msg {
 	msg := &nats.Msg{Subject: barrierSubject(prefix), Data: body, Header: nats.Header{
 		headerSpec:   {specVersion},
@@ -119,7 +119,7 @@ func encodeBarrier(prefix string, epoch uint64, headers nats.Header, body []byte
 
 func barrierSubject(prefix string) string { return prefix + ".log.%barrier" }
 
-// summed are the headers that decide something, or that somebody is told, in the order of the checksum.
+// summed are the headers that decide something or that clients are shown, in the order of the checksum.
 var summed = [...]string{
 	headerSpec, headerID, headerType, headerContentType, headerPrefix, headerBase, headerPrecondition, headerEpoch, headerTTL,
 	headerUser, headerAs, headerAgent, headerBatch, headerOutdates,
@@ -127,18 +127,20 @@ var summed = [...]string{
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal gives a message its checksum, once nothing of it will change. The zero before the epoch marks it: an event that
-// has that and lacks a checksum is not from before there were any, but its headers seem to be shorter than they are.
+// seal gives a message its checksum, once nothing in it will change. It also puts a zero before the epoch as a mark. An
+// event that has the mark but no checksum is damaged: its headers seem to be shorter than they are. An event that has
+// neither is from before there were checksums.
 func seal(m *nats.Msg) {
 	m.Header[headerEpoch] = []string{"0" + m.Header.Get(headerEpoch)}
 	m.Header[headerChecksum] = []string{strconv.FormatUint(uint64(checksum(m.Subject, m.Header, m.Data)), 16)}
 }
 
-// scratch is for the parts that a checksum begins with.
+// scratch holds buffers for the subject and headers of a checksum.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-// checksum is of the subject, the headers and the body, each with a zero byte before it that none can have. A cause
-// counts only where there is one: events from before there were causes have the checksum that they had.
+// checksum covers the subject, the headers and the body. A zero byte, which none of them can contain, precedes each
+// header and the body. The cause is included only if there is one, so that events from before there were causes keep
+// their checksum.
 func checksum(subject string, h nats.Header, body []byte) uint32 {
 	parts := scratch.Get().(*[]byte)
 	defer scratch.Put(parts)
@@ -155,11 +157,12 @@ func checksum(subject string, h nats.Header, body []byte) uint32 {
 // errDamaged: a copy of an event is not what was appended.
 var errDamaged = errors.New("its checksum is wrong")
 
-// event reads a message. If it is no event this copy of it may be damaged, or somebody published past this package.
+// event decodes a message. If that fails, this copy may be damaged, or somebody published without this package.
 //
-// Where barriers are published neither matters, as no object can be lost there: it is taken for a barrier that says
-// what one may say at worst. No other copy is asked for, which would hold up all readers: every role may publish there.
-// To who compares positions, such a copy is the same as a whole one (Compare).
+// On the barriers' subject neither case matters, as no object can be lost there. A message that cannot be decoded there
+// is taken for a barrier with Outdates set, which is the most that a barrier can say. No other copy is asked for: every
+// role may publish there, and asking would hold up all readers. In a comparison of positions, such a copy equals an
+// undamaged one (Compare).
 func (m stored) event(prefix string) (Event, error) {
 	e, err := m.decode(prefix)
 	if err != nil && m.Subject == barrierSubject(prefix) {
@@ -169,8 +172,8 @@ func (m stored) event(prefix string) (Event, error) {
 	return e, err
 }
 
-// skipped is what a message that is no event is taken for: a barrier. It has no id, as what is said in it may be
-// anything.
+// skipped returns the barrier that a message which is not an event is taken for. It has no request id, since the
+// message may contain anything.
 func (m stored) skipped(why error) Event {
 	malformed.Inc()
 	slog.Warn("skipped a message of the log that is not an event", "revision", m.Revision, "subject", m.Subject, "error", why)
@@ -192,10 +195,10 @@ func (m stored) decode(prefix string) (Event, error) {
 	}
 	e.Revision, e.Time = m.Revision, m.Time
 	if e.Op == Barrier {
-		e.Epoch = min(e.Epoch, uint64(e.Revision)) // an epoch is the number of its first revision: none is to come
+		e.Epoch = min(e.Epoch, uint64(e.Revision)) // an epoch is named after its first revision, so it is never higher
 		return e, nil
 	}
-	e.Body = bytes.Clone(m.Body) // a message holds its headers once more, for as long as its body is held
+	e.Body = bytes.Clone(m.Body) // a part of the message would keep all of the message, with its headers, in memory
 	return e, nil
 }
 
@@ -211,7 +214,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if (op == Barrier) != (subject == barrierSubject(prefix)) {
 		return Event{}, fmt.Errorf("type %q does not belong on subject %q", h.Get(headerType), subject)
 	}
-	e := Event{RequestID: strings.Clone(h.Get(headerID))} // all headers of a message share its memory
+	e := Event{RequestID: strings.Clone(h.Get(headerID))} // all headers of a message share one block of memory
 	e.Op = op
 	if !validID(e.RequestID) {
 		return Event{}, fmt.Errorf("'%s' %q is not 1 to %d printable characters", headerID, e.RequestID, maxID)
@@ -247,16 +250,16 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	return e, errors.Join(errs[:]...)
 }
 
-// one returns the one copy of a text that many events have.
+// one returns the one shared copy of a text that many events have.
 func one(text string) string { return unique.Make(text).Value() }
 
-// The longest trace, of version 00 of W3C's, and the longest id of an event, in bytes.
+// The longest trace (version 00 of W3C's format) and the longest id of an event, in bytes.
 const (
 	maxTrace = 55
 	maxID    = 256
 )
 
-// validID accepts only ids that come back from the wire as they were, since outcomes are resolved by them.
+// validID accepts only ids that are unchanged when they are read back, since outcomes are resolved by them.
 func validID(id string) bool {
 	return id != "" && len(id) <= maxID && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }
