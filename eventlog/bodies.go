@@ -9,11 +9,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A stream republishes either all bodies or none, and the log none. So the bodies of the resources on a list go by
-// another stream: the server copies their events there out of the log, and republishes them whole. It keeps the last
-// one only, by which the copying goes on where it was after a restart. The log's own stream is as it is without.
+// A stream republishes either all bodies or none, and the log republishes none. So the bodies of the resources on a
+// list go through another stream. The server copies the events of these resources from the log to that stream, and
+// republishes them whole. The stream keeps only the last event, so that after a restart the copying continues where it
+// was. The log's own stream is not changed by this.
 
-// Resource is one whose bodies are republished.
+// Resource is a resource whose bodies are republished.
 type Resource struct {
 	// Group is the API group, empty for the core group.
 	Group string
@@ -21,8 +22,7 @@ type Resource struct {
 	Resource string
 }
 
-// Check says why the resource cannot be on the list: Secrets never are, nor what is not one resource, as a pattern
-// could come to match them.
+// Check says why the resource cannot be on the list. Secrets never can. Nor can a pattern, which might match Secrets.
 func (r Resource) Check() error {
 	if r == (Resource{Resource: "secrets"}) {
 		return errors.New("Secrets are never republished")
@@ -34,8 +34,8 @@ func (r Resource) Check() error {
 }
 
 // SetBodies makes the server republish the events of these resources, and of no others, with their bodies, on
-// '<prefix>.bodies.>'. Whoever may subscribe to a namespace there reads these resources in it, whatever the API would
-// say. What Check refuses is refused.
+// '<prefix>.bodies.>'. Whoever may subscribe to a namespace there can read these resources in it, whatever the API
+// would allow. SetBodies refuses what Check refuses.
 func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 	c = c.withDefaults()
 	js := c.jetStream()
@@ -59,7 +59,7 @@ func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 
 func bodiesStream(c Config) string { return c.Stream + "-bodies" }
 
-// bodiesConfig begins with what is appended from now on.
+// bodiesConfig is the configuration of a stream that copies what is appended from now on.
 func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resources []Resource) (jetstream.StreamConfig, error) {
 	log, err := js.Stream(ctx, c.Stream)
 	if err != nil {
@@ -90,7 +90,7 @@ func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resourc
 	}, nil
 }
 
-// Bodies are the resources whose bodies are republished.
+// Bodies returns the resources whose bodies are republished.
 func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 	c = c.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)

@@ -23,25 +23,26 @@ const (
 // reconnectWait is how long a broken connection waits before each server is tried again, jittered.
 const reconnectWait = 200 * time.Millisecond
 
-// MinRetention is the shortest time that events must stay in the log where requests have the deadline: a writer that
-// stalls for longer than it can notice would meet a purged precondition, and succeed.
+// MinRetention is the shortest time that events must stay in the log if requests have this deadline. A writer may be
+// stalled for some time before it notices. If the events of its key were purged meanwhile, its write could succeed
+// although the key has changed.
 func MinRetention(deadline time.Duration) time.Duration {
 	return 2 * (pingInterval*(pingsOutstanding+1) + deadline)
 }
 
 // Servers says how to reach the NATS servers of a cell.
 type Servers struct {
-	// Name of the process, as the servers' monitoring shows it; 'logplane' if it is empty.
+	// Name is the process's name in the servers' monitoring; 'logplane' if it is empty.
 	Name string
-	// URL of one or more servers, separated by commas.
+	// URL of one server, or the URLs of several, separated by commas.
 	URL string
 	// Credentials is a NATS credentials file, or empty.
 	Credentials string
-	// CA is a file of certificates that the servers must be signed by, or empty.
+	// CA is a file with the certificates of the authorities that sign those of the servers, or empty.
 	CA string
 }
 
-// Connect connects to NATS, as Config wants it.
+// Connect connects to NATS with the options that Config.Conn needs.
 func Connect(s Servers) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name(cmp.Or(s.Name, "logplane")), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
@@ -63,16 +64,16 @@ func Connect(s Servers) (*nats.Conn, error) {
 }
 
 const (
-	// refreshTime is how long a connection that rested may take to answer before another is made.
+	// refreshTime is how long a connection that was idle may take to answer before it is replaced.
 	refreshTime = 200 * time.Millisecond
-	// replaceTime bounds making that. Of a second that a client waits, it leaves some for the request itself.
+	// replaceTime bounds the replacement. A client waits about a second; this leaves some of it for the request itself.
 	replaceTime = 400 * time.Millisecond
 )
 
-// Refresh makes sure that a connection still reaches a server, in 0.6 s at most. It is for a process that was frozen:
-// the connection may have died without a sign, and would otherwise be found dead only by a request that it does not
-// answer. replaced says that it had died, so that what else is connected may be dead too. An error means that no server
-// could be reached in that time.
+// Refresh makes sure that a connection still reaches a server. It takes at most 0.6 s. It is for a process that was
+// frozen: the connection may have died unnoticed, and the next request would then wait in vain for an answer. If
+// replaced is true, the connection had died, so the process's other connections may be dead too. An error means that no
+// server could be reached in that time.
 func Refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTime+replaceTime)
 	defer cancel()
@@ -80,7 +81,8 @@ func Refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 		replaced bool
 		err      error
 	}
-	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for it.
+	// The client's methods block while it shakes hands with a server, for up to connectTimeout. So Refresh does not
+	// wait for this goroutine.
 	done := make(chan outcome, 1)
 	go func() {
 		replaced, err := refresh(ctx, conn)
@@ -113,13 +115,13 @@ func refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 	}
 }
 
-// redacted is the URL as messages and logs may show it. Nothing before the last '@' is looked into: a password that
-// nobody escaped may have any character.
+// redacted is the URL in a form that messages and logs may show. It removes everything up to the last '@' without
+// parsing it, since a password that nobody escaped may contain any character.
 func (s Servers) redacted() string {
 	return regexp.MustCompile(`(?s)^(.*?://)?.*@`).ReplaceAllString(s.URL, "${1}xxxxx@")
 }
 
-// hint says what to do about an error of a connection.
+// hint says what to do about an error of connecting.
 func hint(err error) string {
 	switch {
 	case errors.Is(err, nats.ErrAuthorization):
@@ -130,7 +132,8 @@ func hint(err error) string {
 	return ""
 }
 
-// withoutURL is the error without the parts of the URL that a parsing error would repeat.
+// withoutURL returns the error without the parts of the URL that a parsing error would repeat. They may hold a
+// password.
 func (s Servers) withoutURL(err error) error {
 	var parsing *url.Error
 	if errors.As(err, &parsing) && strings.Contains(s.URL, "@") {
@@ -139,8 +142,8 @@ func (s Servers) withoutURL(err error) error {
 	return err
 }
 
-// untilRefused ends the context once the server says that the connection's user may not do what was asked. Such a
-// request is never answered, and would otherwise wait for its deadline.
+// untilRefused returns a context that ends once the server says that the connection's user lacks a permission. The
+// server never answers such a request, so it would otherwise wait for its deadline.
 func untilRefused(ctx context.Context, conn *nats.Conn) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	other := conn.ErrorHandler()

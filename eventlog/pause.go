@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is here because all packages may import
-// this one.
+// Pause waits for the duration d, or returns ctx's error if ctx ends first. It is in this package because all packages
+// may import this one.
 func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -17,14 +17,14 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// backOff pauses before the next try: up to 10 ms at first, doubled each time up to 320 ms. The jitter keeps writers of
-// one object from meeting again.
+// backOff pauses before the next try: up to 10 ms at first, doubled each time up to 320 ms. The jitter keeps several
+// writers of one object from colliding again.
 func backOff(ctx context.Context, try int) error {
 	return Pause(ctx, time.Millisecond+rand.N(10*time.Millisecond<<min(try, 5)))
 }
 
-// Elapsed is how long ago something was, by the clock that says more: while a process is frozen, the one that only
-// moves forward may stand still.
+// Elapsed is how long ago 'since' was. While a process is frozen, the monotonic clock may stand still. So Elapsed uses
+// the monotonic clock or the wall clock, whichever shows more.
 func Elapsed(since time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))

@@ -9,19 +9,19 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// purgeStep bounds one purge, since publishers wait for all of it: about 15 ms for 10,000 events.
+// purgeStep bounds one purge, since publishers wait until it ends: about 15 ms for 10,000 events.
 const purgeStep = 10_000
 
-// Purge removes every event up to the revision, in bounded steps. A committed root must cover them (invariant 5). Purge
-// never removes the head.
+// Purge removes every event up to the revision, in bounded steps. A committed root must cover those events (invariant
+// 5). Purge never removes the head.
 //
-// A crash between two steps leaves a log that begins before the revision. The next purge goes on.
+// After a crash between two steps, the log begins somewhere before the revision, and the next purge continues.
 func (l *Log) Purge(ctx context.Context, upto Revision) error {
-	b, err := l.info(ctx) // too low a head, from a deposed leader, only clamps more
+	b, err := l.info(ctx) // if a deposed leader gives too low a head, this only purges less
 	if err != nil {
 		return fmt.Errorf("purge up to %d: %w", upto, err)
 	}
-	// A purge with a sequence beyond the last would wipe the log and jump it.
+	// A purge up to a sequence beyond the last would empty the log and make it leap.
 	keep := min(upto+1, b.Head)
 	for first := b.First; first < keep; {
 		first = min(first+purgeStep, keep)
@@ -33,16 +33,16 @@ func (l *Log) Purge(ctx context.Context, upto Revision) error {
 }
 
 const (
-	// fillMessage is how many bytes of padding one message of Fill has, and fills how many messages there are. Together
-	// they are more than two blocks of the server's files, which have 8 MiB at most.
+	// fillMessage is how many bytes of padding each message of Fill has, and fills is how many messages there are.
+	// Together they exceed two blocks of the server's files, which have 8 MiB at most.
 	fillMessage = 1 << 20
 	fills       = 18
 )
 
-// Fill appends so many bytes of barriers that the server's file with the log's last event is full, and returns the
-// revision of the last barrier. A purge removes whole files only: what lies in the newest stays on the disk, perhaps
-// for days where little is written. So once Purge has removed the events up to that revision, no file of the log has
-// their bytes, nor has the servers' own log of a replicated one, which they cut when it has grown by so much.
+// Fill appends barriers until the server's file with the log's last event is full. It returns the revision of the last
+// barrier. A purge removes only whole files, so purged events in the newest file would stay on the disk, perhaps for
+// days if little is written. After Fill, once Purge has removed the events up to that revision, no file of the log
+// contains their bytes. Nor does the Raft log of a replicated log, which its servers cut when it has grown by so much.
 func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	s, err := l.askLeader(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	}
 	padding := make([]byte, fillMessage)
 	for range fills {
-		rand.Read(padding) // a stream that compresses would make nothing of zeroes
+		rand.Read(padding) // a stream with compression would reduce zeroes to nothing
 		last, err = l.publishBarrier(ctx, nil, padding)
 		if err != nil {
 			return 0, fmt.Errorf("fill the log's file: %w", err)
@@ -62,7 +62,7 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	return last, nil
 }
 
-// Outdate appends a barrier that makes whoever reads it read the root again.
+// Outdate appends a barrier that makes every process which reads it read the root again.
 func (l *Log) Outdate(ctx context.Context) error {
 	if _, err := l.publishBarrier(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
 		return fmt.Errorf("outdate what processes know of the root: %w", err)
@@ -71,15 +71,17 @@ func (l *Log) Outdate(ctx context.Context) error {
 }
 
 const (
-	// FenceGap is how far a fence leaps. What was lost beyond the head is at most what a cell writes in days.
+	// FenceGap is how far a fence leaps. It exceeds what a cell writes in days, and so whatever was lost beyond the
+	// head.
 	FenceGap = 16 * leap
-	// leap is more than a request sees between its view and its append. So a writer that began before the fence notices
-	// it, even if its view is of what was lost.
+	// leap is more revisions than a request ever sees between its view and its append. So a writer that began before
+	// the fence notices the fence, even if its view contains events that were lost.
 	leap = 1 << 20
 )
 
-// Extent is what the log says of itself, whatever this process has seen before. It is for an operator who fences a log
-// that went back, and for a probe: on a replicated log a quorum proves it, also with LeaderReads. All others ask Head.
+// Extent returns the bounds that the log reports, even if they contradict what this process has seen. It is for an
+// operator who fences a log that went back, and for a probe. On a replicated log a quorum proves the bounds, even with
+// LeaderReads. All other callers use Head.
 func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
@@ -94,11 +96,11 @@ func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	return b, nil
 }
 
-// errUsed ends a look for an event.
+// errUsed stops the search in Unused.
 var errUsed = errors.New("the log has had an event")
 
-// Unused says whether the log has never had an event. Barriers are none: whoever waits for a cell appends them to a
-// replicated log, and so does this question.
+// Unused says whether the log has never had an event other than a barrier. Barriers do not count, because processes
+// that wait for a cell append them to a replicated log, and so does Unused itself.
 func (l *Log) Unused(ctx context.Context) (bool, error) {
 	b, err := l.Extent(ctx)
 	if err != nil || b.First > 1 {
@@ -116,15 +118,15 @@ func (l *Log) Unused(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// Fence wipes the log and makes 'to' its next revision (invariant 9). All that is in the log is lost. Only an operator
-// does it, once all writers have stopped. A root with applied = floor = to - 1 must follow. Until it is there the log
-// begins above the root, and nobody can read or write.
+// Fence empties the log and makes 'to' its next revision (invariant 9). Everything in the log is lost. Only an operator
+// calls it, after all writers have stopped. A root with applied = floor = to - 1 must follow. Until that root is there,
+// the log begins above the root, and nobody can read or write.
 func (l *Log) Fence(ctx context.Context, to Revision) error {
 	b, err := l.Extent(ctx)
 	if err != nil {
 		return fmt.Errorf("fence at %d: %w", to, err)
 	}
-	if least := b.Head + FenceGap - leap; to < least { // barriers may have come since it was chosen
+	if least := b.Head + FenceGap - leap; to < least { // barriers may have come since 'to' was chosen
 		return fmt.Errorf("fence at %d: it must be at least %d, well above the head", to, least)
 	}
 	for range fenceTries {
@@ -138,10 +140,11 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	return nil
 }
 
-// fenceTries is for how many timeouts a fence waits for a leader: the operator would only do the same again.
+// fenceTries is for how many timeouts a fence waits for a leader. If it gave up sooner, the operator would only repeat
+// it.
 const fenceTries = 3
 
-// purgeBelow makes first the first retained revision.
+// purgeBelow removes all events below a revision, which becomes the log's first.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }
 	request := fmt.Appendf(nil, `{"seq":%d}`, first)

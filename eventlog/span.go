@@ -8,12 +8,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// span begins a part of the trace that ctx belongs to. Where there is none, it does nothing.
+// span begins a span of the trace that ctx belongs to. Without a trace it does nothing.
 func span(ctx context.Context, name string) (context.Context, trace.Span) {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/logplane/logplane/eventlog").Start(ctx, name)
 }
 
-// mark lets events carry the trace that ctx belongs to, where somebody records that.
+// mark makes the events carry the trace that ctx belongs to, if somebody records that trace.
 func mark(ctx context.Context, msgs []*nats.Msg) {
 	if !trace.SpanContextFromContext(ctx).IsSampled() {
 		return
@@ -25,8 +25,7 @@ func mark(ctx context.Context, msgs []*nats.Msg) {
 	}
 }
 
-// Traced is ctx in the trace of the request that the event was written by. It is false for an event whose request
-// nobody traced.
+// Traced returns ctx in the trace of the request that wrote the event. It returns false if nobody traced that request.
 func (e Event) Traced(ctx context.Context) (context.Context, bool) {
 	if e.Trace == "" {
 		return ctx, false

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// codeMessageNotFound is JetStream's answer to a get of what it does not have.
+// codeMessageNotFound is JetStream's answer if it does not have the requested message.
 const codeMessageNotFound = 10037
 
 var errNoMessage = errors.New("the log holds no such message")
@@ -22,15 +22,16 @@ type stored struct {
 	Time     time.Time `json:"time"`
 	header   nats.Header
 	Body     []byte `json:"data"`
-	Raw      []byte `json:"hdrs"` // the headers as the leader has them; nil from elsewhere
+	Raw      []byte `json:"hdrs"` // the headers as the leader stores them; nil in the answer to a direct get
 }
 
-// get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
-// answer waits for all of it. The only server of a log is its leader, so there a direct get asks the same; its answer
-// is the message itself, where the other one is JSON, which takes longer to read than to write an event of 1 MB.
+// get asks the stream's leader for one message. It returns errNoMessage if the leader has none. While a batch is being
+// written, the answer waits for all of it.
 //
-// That answer has the message's own headers, which may say anything, such as that there is no server ('Status: 503').
-// So what a direct get does not tell is asked for in JSON.
+// The only server of a log is its leader, so a direct get asks the same server. Its answer is the message itself. The
+// other answer is JSON, and to parse that takes longer than to write an event of 1 MB. But the answer to a direct get
+// has the message's own headers, which may contain anything, such as 'Status: 503' for a missing server. So if a direct
+// get is not conclusive, get asks again in JSON.
 func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	told := false
 	if !l.replicated() {
@@ -49,7 +50,7 @@ func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	return m, err
 }
 
-// quoted reads a message in JSON.
+// quoted returns the reading of a message in JSON.
 func quoted(m *stored) reading {
 	var answer struct {
 		refusal
@@ -61,13 +62,13 @@ func quoted(m *stored) reading {
 			return err
 		}
 		*m = answer.Message
-		m.header, _ = nats.DecodeHeadersMsg(m.Raw) // damaged ones are none
+		m.header, _ = nats.DecodeHeadersMsg(m.Raw) // damaged headers are treated as no headers
 		return nil
 	}
 }
 
-// plain reads the answer to a direct get. The server adds its place in the log to a message; anything else has a
-// status.
+// plain returns the reading of the answer to a direct get. If the answer is a message, the server has added its place
+// in the log. Any other answer has a status.
 func plain(m *stored) reading {
 	return func(msg *nats.Msg) (err error) {
 		status := msg.Header.Get("Status")
@@ -75,7 +76,7 @@ func plain(m *stored) reading {
 		case lastOf(msg.Header, headerSequence) != "":
 			*m, err = direct(msg)
 			return err
-		case status == "404", status == "": // without a status, its headers are damaged: then another copy must be read
+		case status == "404", status == "": // without a status, the headers are damaged, and another copy must be read
 			return &serverError{Status: 404, Code: codeMessageNotFound, Description: msg.Header.Get("Description")}
 		default:
 			return fmt.Errorf("read the answer of the log's server: status '%s', %s", status, msg.Header.Get("Description"))
@@ -83,8 +84,8 @@ func plain(m *stored) reading {
 	}
 }
 
-// direct reads a message that answers a direct get. The server appends its place in the log to its headers; of several
-// headers of one name, the last is the server's.
+// direct reads a message that answers a direct get. The server appends the message's place in the log to its headers.
+// If several headers have one name, the last is the server's.
 func direct(msg *nats.Msg) (stored, error) {
 	revision, err := strconv.ParseUint(lastOf(msg.Header, headerSequence), 10, 64)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 // maxMessage is the largest event, headers included, in bytes.
 const maxMessage = 8 << 20
 
-// firstSafe are the first versions of nats-server, in each of its lines, that sync the file which a purge or a
-// compaction writes anew (its #8475 and #8629): before them a power cut could take with it what was acknowledged.
+// firstSafe are the first safe versions of nats-server, in each of its lines. They sync the file that a purge or a
+// compaction rewrites (its #8475 and #8629). With older versions a power cut could lose what was acknowledged.
 var firstSafe = [...][3]int{{2, 14, 8}, {2, 15, 1}}
 
-// checkVersion says why a server of that version may not keep the log, and which may.
+// checkVersion returns an error if a server of that version may not keep the log. The error says which versions may.
 func checkVersion(version string) error {
 	var v [3]int
 	var rest string
@@ -35,8 +35,8 @@ func checkVersion(version string) error {
 	return fmt.Errorf("nats-server %q may lose what it has acknowledged when the power fails, whatever its 'sync_interval': upgrade it to 2.15.1 or later, or 2.14.8 or later of its line", version)
 }
 
-// checkVersions says which of the servers that the connection leads to may not keep the log, and returns the names of
-// all that could be asked.
+// checkVersions asks the servers that the connection knows of for their versions. The error names those that may not
+// keep the log. It also returns the names of all servers that could be asked.
 func checkVersions(ctx context.Context, conn *nats.Conn) (asked map[string]bool, err error) {
 	asked = map[string]bool{}
 	var wrong []error
@@ -55,7 +55,7 @@ func checkVersions(ctx context.Context, conn *nats.Conn) (asked map[string]bool,
 	return asked, errors.Join(wrong...)
 }
 
-// checkServer refuses a server that would turn large objects away: JetStream's default is 1 MiB.
+// checkServer refuses a server whose 'max_payload' is too small for large objects: JetStream's default is 1 MiB.
 func checkServer(c Config) error {
 	limit := c.Conn.MaxPayload()
 	if limit < maxMessage {
@@ -64,9 +64,9 @@ func checkServer(c Config) error {
 	return nil
 }
 
-// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges, and
-// fails if an existing one has settings that break the log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …) or fewer
-// replicas than are asked for. It is idempotent.
+// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges. It
+// fails if an existing stream has settings that break the log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …) or fewer
+// replicas than c asks for. It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
 	if err := checkServer(c); err != nil {
@@ -82,7 +82,7 @@ func Create(ctx context.Context, c Config) error {
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		s, err = js.CreateStream(ctx, streamConfig(c))
 	}
-	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster, with other settings
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process has just created it, with other settings
 		s, err = js.Stream(ctx, c.Stream)
 	}
 	if err != nil {
@@ -118,7 +118,7 @@ func streamConfig(c Config) jetstream.StreamConfig {
 	}
 }
 
-// checkStream names every setting with which the log would lose events, get holes or leak bodies.
+// checkStream names every setting that would make the log lose events, get holes or leak bodies.
 func checkStream(c Config, s jetstream.StreamConfig) error {
 	var wrong []string
 	demand := func(ok bool, format string, args ...any) {

@@ -9,28 +9,28 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// One page of a tail: enough to be few round trips, little enough for the server's and our own buffers.
+// One page of a tail: large enough for few round trips, small enough for the server's buffers and our own.
 const (
 	pageEvents = 1024
 	pageBytes  = 4 << 20
-	// memoryEvents is the page of a log in memory.
+	// memoryEvents is the size of a page if the log is in memory.
 	memoryEvents = 8
-	// directTries is how often replicas are asked before the leader is.
+	// directTries is how often replicas are asked before the leader is asked.
 	directTries = 2
 	// leaderEvents are read from the leader before replicas are tried again.
 	leaderEvents = 64
-	// gapTries is how often the leader must show the same hole before it is believed.
+	// gapTries is how often the leader must show the same hole before the hole counts as real.
 	gapTries = 3
 )
 
-// Tail calls yield for every event in (after, upto], in order, barriers included. It is ErrPurged if one of them has
-// left the log. The event is valid until yield or Tail returns; its Body may be kept.
+// Tail calls yield for every event in (after, upto], in order, barriers included. It returns ErrPurged if one of them
+// has left the log. An event is valid until yield or Tail returns; its Body may be kept.
 //
 // upto must be a revision that Head or Append returned. If the log does not hold it, Tail fails after the timeout. Any
-// replica may answer. What proves completeness is the unbroken sequence up to upto, and never what a replica takes for
-// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. An event of which a
-// copy is damaged or missing is read from another server; if none has it whole, Tail fails. A message that was never an
-// event is counted, logged and delivered as a Barrier: it changes nothing.
+// replica may answer. Only the unbroken sequence up to upto proves that the result is complete; what a replica regards
+// as the log's end proves nothing. A hole above the first revision is ErrDiverged, since no setting of the log allows
+// one. If a copy of an event is damaged or missing, the event is read from another server; if no server has it whole,
+// Tail fails. A message that never was an event is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	ctx, s := span(ctx, "log tail")
 	defer s.End()
@@ -41,7 +41,7 @@ func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) 
 	return nil
 }
 
-// EventAt reads the event at one revision from the leader. It is ErrPurged if the event has left the log.
+// EventAt reads the event at one revision from the leader. It returns ErrPurged if the event has left the log.
 func (l *Log) EventAt(ctx context.Context, rev Revision) (Event, error) {
 	e, err := l.fromLeader(ctx, rev)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *reader) read(ctx context.Context) error {
 	return nil
 }
 
-// fromLeader reads a stretch that replicas do not have yet, or do not answer for.
+// fromLeader reads some events that the replicas do not have yet, or do not answer for.
 func (r *reader) fromLeader(ctx context.Context) error {
 	for end := min(r.next+leaderEvents-1, r.upto); r.next <= end; {
 		e, err := r.log.fromLeader(ctx, r.next)
@@ -100,12 +100,13 @@ func (r *reader) deliver(e Event) error {
 	return nil
 }
 
-// page delivers at most one page of the next events, as far as one replica has them. That it lacks some is no error.
-// silent says that it went away instead of answering.
+// page delivers at most one page of the next events, as far as one replica has them. It is not an error if the replica
+// lacks some. silent says that the replica stopped answering.
 //
-// For a batch the server counts what is pending. File storage knows that count of a log without holes. Memory storage
-// looks for the next message of each subject that a purge has cut, before it answers anybody: that takes three seconds
-// for 10,000 events of 10,000 subjects. So there each event is asked for by itself, in no batch.
+// For a batch of messages the server counts how many are pending. With file storage it knows the count for a log
+// without holes. With memory storage it first looks for the next message of each subject that a purge has cut, and
+// answers nobody meanwhile: that takes three seconds for 10,000 events of 10,000 subjects. So from memory, page asks
+// for each event by itself.
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
 	size := min(r.upto-r.next+1, pageEvents)
@@ -113,7 +114,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	if r.log.config.InMemory {
 		size, step, batch = min(size, memoryEvents), 1, 0
 	}
-	answers := make(chan *nats.Msg, size+1) // room for all of them and the end of the batch, so that none is dropped
+	answers := make(chan *nats.Msg, size+1) // room for all events and the end of the batch, so that none is dropped
 	inbox := conn.NewInbox()
 	sub, err := conn.ChanSubscribe(inbox, answers)
 	if err != nil {
@@ -125,7 +126,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	for seq := r.next; seq < end; seq += step {
 		request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, seq, batch, pageBytes)
 		if err := conn.PublishRequest("$JS.API.DIRECT.GET."+r.log.config.Stream, inbox, request); err != nil {
-			return true, ctx.Err() // not connected: the leader is asked, until the deadline
+			return true, ctx.Err() // not connected: the caller asks the leader, until the deadline
 		}
 	}
 	patience := r.log.config.Timeout / tries
@@ -149,11 +150,11 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 
 // take delivers one message of a page. more is false at the page's end.
 func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error) {
-	if msg == nil || lastOf(msg.Header, headerSequence) == "" { // end of batch, it has no more, or the connection was closed
+	if msg == nil || lastOf(msg.Header, headerSequence) == "" { // the connection is closed, or the replica has no more
 		return false, nil
 	}
 	m, err := direct(msg)
-	if err != nil || m.Revision != r.next { // damaged, purged, or a replica that is catching up: the leader knows
+	if err != nil || m.Revision != r.next { // damaged, purged, or the replica is catching up: the leader is asked
 		return false, nil
 	}
 	e, err := r.log.whole(ctx, m)
@@ -163,13 +164,13 @@ func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error)
 	return true, r.deliver(e)
 }
 
-// fromLeader reads one revision from the stream's leader. During a change of leaders the one that answers may not have
+// fromLeader reads one revision from the stream's leader. During a change of leaders the answering server may not have
 // it yet, so it is asked again until the deadline.
 func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	for try := 0; ; try++ {
-		// The next message at or after the revision: a later one proves that this one is missing.
+		// This asks for the next message at or after the revision. If a later one comes, the revision is missing.
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, rev))
 		switch {
 		case err == nil && m.Revision == rev:
@@ -178,7 +179,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries {
 				return l.otherCopy(ctx, rev, errMissing)
 			}
-		case errors.Is(err, errNoMessage): // of all that follow either: a fence may have purged them, or they are damaged
+		case errors.Is(err, errNoMessage): // no later message either: a fence purged them, or they are damaged
 			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries && l.replicated() {
 				return l.otherCopy(ctx, rev, err)
 			}
@@ -189,10 +190,11 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 	}
 }
 
-// errLacking: the leader does not have an event though the log reaches there.
+// errLacking: the leader does not have an event, although its log reaches past it.
 var errLacking = errors.New("the leader lacks it")
 
-// checkFirst says why the leader does not have a revision: it is ErrPurged if that is before the log's first.
+// checkFirst says why the leader does not have a revision. It returns ErrPurged if the revision is below the log's
+// first.
 func (l *Log) checkFirst(ctx context.Context, rev Revision) error {
 	b, err := l.info(ctx)
 	if err != nil {

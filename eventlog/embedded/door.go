@@ -11,16 +11,18 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A door is a file that lets other processes of the same user read the log of a running server. It holds the URL of the
-// server with the password of a NATS user who may ask for what readers need. Each start of a server has a new one.
+// A door is a file that lets other processes of the same user read the log of a running server. It holds the server's
+// URL, with the password of a NATS user who may ask for what readers need. Each server writes a new door when it
+// starts.
 //
-// That user may publish no event and ask for no purge, which holds back mistakes only: the server lets the answer of a
-// request, and what a consumer delivers, go to any subject. So the file is for who may write the folder beside it.
+// That user may not publish events or ask for a purge. This prevents mistakes, not attacks: the user can make the
+// server send an answer, or what a consumer delivers, to any subject. So only users who may also write the server's
+// folder should be able to read the file.
 
 // reader is the NATS user of a door.
 const reader = "reader"
 
-// readerPermissions are what eventlog needs to read the log: ask for its bounds, get events, and follow it.
+// readerPermissions are what eventlog needs to read the log: its bounds, its events, and consumers to follow it.
 func readerPermissions() *server.Permissions {
 	return &server.Permissions{
 		Publish: &server.SubjectPermission{Allow: []string{
@@ -31,7 +33,7 @@ func readerPermissions() *server.Permissions {
 	}
 }
 
-// writeDoor replaces the file as a whole, so that nobody reads half of it. A crash leaves a file that leads nowhere.
+// writeDoor replaces the file as a whole, so that nobody reads half of it. After a crash the file leads nowhere.
 func writeDoor(file string, address *net.TCPAddr, password string) error {
 	u := url.URL{Scheme: "nats", User: url.UserPassword(reader, password), Host: address.String()}
 	staged := file + ".new"
@@ -44,8 +46,8 @@ func writeDoor(file string, address *net.TCPAddr, password string) error {
 	return nil
 }
 
-// Enter connects to the running server whose door the file is. The connection outlives the server: once another one has
-// replaced the file, it leads there.
+// Enter connects to the running server that has written the door. The connection outlives the server: it reconnects to
+// the next server once that has replaced the file.
 func Enter(file string) (*nats.Conn, error) {
 	d := &door{file: file}
 	nc, err := nats.Connect("nats://127.0.0.1", nats.SetCustomDialer(d), nats.UserInfoHandler(d.user), nats.IgnoreAuthErrorAbort(),
@@ -56,13 +58,13 @@ func Enter(file string) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// door leads a connection to where the file says at that moment.
+// door makes a connection go to the server that the file names at the time of dialling.
 type door struct {
 	file     string
 	password string // of the server that was dialled last
 }
 
-// Dial ignores the address that it is given: the file knows.
+// Dial ignores the address that it is given, and dials the one in the file.
 func (d *door) Dial(network, _ string) (net.Conn, error) {
 	text, err := os.ReadFile(d.file)
 	if err != nil {
@@ -76,5 +78,5 @@ func (d *door) Dial(network, _ string) (net.Conn, error) {
 	return net.DialTimeout(network, u.Host, time.Second)
 }
 
-// user is asked after Dial.
+// user is called after Dial.
 func (d *door) user() (name, password string) { return reader, d.password }

@@ -18,41 +18,42 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// startTimeout bounds the wait for the server; a log of a million events takes about a second to open.
+// startTimeout bounds the wait for the server. To open a log of a million events takes about a second.
 const startTimeout = 30 * time.Second
 
 // reconnectWait is how long a connection waits between tries while Heal replaces the server.
 const reconnectWait = 20 * time.Millisecond
 
-// maxPayload admits a 3 MiB body in its storage encoding with room to spare; JetStream's 1 MiB would not.
+// maxPayload admits a body of 3 MiB in its storage encoding, with room to spare. JetStream's default of 1 MiB would
+// not.
 const maxPayload = 8 << 20
 
 // Server is a JetStream server in this process.
 type Server struct {
 	server   atomic.Pointer[server.Server] // replaced by Heal
-	options  *server.Options               // of the first and any later one
-	password string                        // of the one user who may do everything; known to this process only
+	options  *server.Options               // of the first server and of each one that replaces it
+	password string                        // of the user who may do everything; known to this process only
 	door     string                        // the file that lets readers in, empty for none
-	failed   atomic.Pointer[error]         // why the log could not be written when Heal looked; nil if it could
+	failed   atomic.Pointer[error]         // why Heal found that the log cannot be written; nil if it can
 }
 
 // Config of an embedded server.
 type Config struct {
-	// Folder is where it stores.
+	// Folder is where the server stores its data.
 	Folder string
 	// Prefix is the first part of every subject.
 	Prefix string
-	// Listen is the address where everyone may subscribe to '<prefix>.events.>' and '<prefix>.bodies.>', and may do
-	// nothing else; empty for none.
+	// Listen is the address where everyone may subscribe to '<prefix>.events.>' and '<prefix>.bodies.>', and do nothing
+	// else; empty for none.
 	Listen string
-	// Door is the file that lets other processes of this user read the log (Enter); empty for none. The server then
-	// listens on loopback, or where Listen says.
+	// Door is the file that lets other processes of this user read the log (Enter); empty for none. With a door the
+	// server listens on loopback, or where Listen says.
 	Door string
 }
 
-// Start runs a server that syncs every write before it is acknowledged: JetStream's default of two minutes would reuse
-// revisions after a power cut (invariant 9). Only this process can write, through Connect. Without Listen and Door
-// nothing listens.
+// Start runs a server that syncs every write before it acknowledges it. JetStream's default is to sync every two
+// minutes; after a power cut that would give out revisions a second time (invariant 9). Only this process can write,
+// through Connect. Without Listen and Door the server does not listen at all.
 func Start(c Config) (*Server, error) {
 	s := &Server{password: rand.Text(), door: c.Door}
 	s.options = &server.Options{
@@ -88,7 +89,7 @@ func Start(c Config) (*Server, error) {
 	}
 	address, listening := s.server.Load().Addr().(*net.TCPAddr)
 	if listening {
-		s.options.Port = address.Port // where clients come back to
+		s.options.Port = address.Port // a server that Heal starts must have the port that clients reconnect to
 	}
 	if c.Door != "" {
 		if err := writeDoor(c.Door, address, doorPassword); err != nil {
@@ -116,7 +117,7 @@ func (s *Server) start() error {
 	return nil
 }
 
-// Users of the embedded server beside reader: the process itself, and whoever connects without a name.
+// Users of the embedded server beside reader: the process itself, and clients that connect without a name.
 const (
 	owner      = "logplane"
 	subscriber = "subscriber"
@@ -135,7 +136,7 @@ func listenOn(options *server.Options, address string) error {
 		options.Port = server.RANDOM_PORT
 		return nil
 	}
-	// The server says nothing of an address that it cannot have, and goes on trying.
+	// If the server cannot have an address, it reports nothing and keeps trying. So this tries the address first.
 	probe, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for subscribers: %w (if the address is in use: stop what uses it, or name another one)", err)
@@ -143,7 +144,7 @@ func listenOn(options *server.Options, address string) error {
 	return probe.Close()
 }
 
-// URL is where subscribers connect, empty if they are not let in.
+// URL is where subscribers connect. It is empty if they are not let in.
 func (s *Server) URL() string {
 	if s.options.NoAuthUser == "" {
 		return ""
@@ -151,7 +152,7 @@ func (s *Server) URL() string {
 	return s.server.Load().ClientURL()
 }
 
-// Connect opens an in-process connection, as eventlog.Config wants it.
+// Connect opens an in-process connection with the options that eventlog.Config.Conn needs.
 func (s *Server) Connect() (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo(owner, s.password), nats.Name("logplane"),
 		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait))
@@ -161,10 +162,10 @@ func (s *Server) Connect() (*nats.Conn, error) {
 	return nc, nil
 }
 
-// InProcessConn implements nats.InProcessConnProvider: it leads to the server of the moment.
+// InProcessConn implements nats.InProcessConnProvider. It connects to the current server.
 func (s *Server) InProcessConn() (net.Conn, error) { return s.server.Load().InProcessConn() }
 
-// Bounds are a stream's, as stream info has them. It is for eventlog.Config.Local.
+// Bounds returns a stream's bounds, as stream info would. It is for eventlog.Config.Local.
 func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
 	streams, err := s.streams()
 	b, found := streams[stream]
@@ -190,7 +191,7 @@ func (s *Server) streams() (map[string]eventlog.Bounds, error) {
 // Stop shuts the server down and waits for it.
 func (s *Server) Stop() {
 	if s.door != "" {
-		_ = os.Remove(s.door) // one that stays leads nowhere
+		_ = os.Remove(s.door) // a door that remains leads nowhere
 	}
 	failed := s.health()
 	s.stop()

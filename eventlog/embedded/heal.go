@@ -14,19 +14,19 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// room is what must fit on the disk before the log is opened again: the rest of the largest batch, and as much again.
+// room is the free space that Heal needs before it opens the log again: twice the rest of the largest batch.
 const room = 4 * maxPayload
 
-// noRoom are the errors of a disk that took nothing of what was written and may take it later. Another error leaves
-// open what is on the disk.
+// noRoom are the errors of a disk that took nothing of what was written and may take it later. After any other error it
+// is not known what is on the disk.
 var noRoom = []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
 
-// Heal opens the log again after it could not be written because the disk was full, once there is space: JetStream
-// itself answers no append any more, however much space there is later. Until then the log can be read, Writable says
-// what is wrong, and Heal changes nothing. Whoever runs the server calls it now and then, one call at a time.
+// Heal opens the log again after a full disk has kept the server from writing it, once there is space. JetStream itself
+// would go on refusing appends however much space there is later. Until there is space the log can be read, Writable
+// returns the reason, and Heal changes nothing. The owner of the server calls Heal now and then, one call at a time.
 //
-// An error means that the log cannot be trusted to be written any more, and that the process must end. A crash anywhere
-// in here is one of the process.
+// An error means that the log cannot be trusted to be written any more. The process must then end. A crash anywhere in
+// here is like any other crash of the process.
 func (s *Server) Heal() error {
 	failed := s.health()
 	if failed == nil {
@@ -51,10 +51,10 @@ func (s *Server) Heal() error {
 	return nil
 }
 
-// reopen reads the log from its files: by a new server, since JetStream that is opened again in a running one races
-// with the requests that come meanwhile. Connections come back by themselves.
+// reopen starts a new server that reads the log from its files. A server that keeps running while JetStream is opened
+// again in it would race with requests that come meanwhile. Connections come back by themselves.
 func (s *Server) reopen() error {
-	shown, err := s.streams() // after a failed write, perhaps with an event that is not in the files
+	shown, err := s.streams() // after a failed write this may count an event that is not in the files
 	if err != nil {
 		return err
 	}
@@ -75,9 +75,9 @@ func (s *Server) reopen() error {
 	return err
 }
 
-// dropState removes what JetStream noted of a log that it could not write: by that it would find, when it opens the log
-// again, that an event is missing which it never wrote, and leave a hole in its place. Without the note it reads the
-// events themselves, as after a crash.
+// dropState removes the notes (index.db) that JetStream made about a log that it could not write. When it opened the
+// log again, they would tell it that an event is missing which it never wrote, and it would leave a hole there. Without
+// the notes it reads the events themselves, as after a crash.
 func (s *Server) dropState() {
 	notes, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
 	for _, note := range notes {
@@ -87,7 +87,7 @@ func (s *Server) dropState() {
 	}
 }
 
-// Writable is nil unless Heal has found that the log cannot be written.
+// Writable returns an error if Heal has found that the log cannot be written, and nil otherwise.
 func (s *Server) Writable() error {
 	failed := s.failed.Load()
 	if failed != nil {
@@ -96,17 +96,18 @@ func (s *Server) Writable() error {
 	return nil
 }
 
-// health is an error if JetStream cannot write, or has not opened, what it stores. Only its health check tells.
+// health returns an error if JetStream cannot write its storage, or has not opened it. Only its health check shows
+// that.
 func (s *Server) health() error {
 	status := s.server.Load().Healthz(nil)
-	if strings.HasPrefix(status.Error, "JetStream") { // not of its connections, which it gives a millisecond
+	if strings.HasPrefix(status.Error, "JetStream") { // other errors are about connections, for which it waits 1 ms
 		return errors.New(status.Error)
 	}
 	return nil
 }
 
-// checkRoom is an error if there may be half a batch in the log, and no space for the rest. JetStream writes that when
-// it is started, from what it has staged; if it cannot, it forgets it.
+// checkRoom returns an error if the log may contain half of a batch and there is no space for the rest. JetStream
+// writes the rest when it starts, from the messages that it has staged. If it cannot write them, it discards them.
 func (s *Server) checkRoom() error {
 	staged, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "batches", "*")) // the pattern is well formed
 	if len(staged) == 0 {
@@ -118,7 +119,7 @@ func (s *Server) checkRoom() error {
 	return nil
 }
 
-// tryRoom writes and syncs as much as the log will need soon. A crash leaves a file that the next try replaces.
+// tryRoom writes and syncs as much as the log will need soon. After a crash its file remains; the next try replaces it.
 func (s *Server) tryRoom() error {
 	f, err := os.Create(filepath.Join(s.options.StoreDir, "room"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 const size = 3
 
 // Servers are three servers in one cluster. Every route between two of them goes through links that a test can stall or
-// cut, while clients reach each server all the time.
+// cut. Clients can always reach each server.
 type Servers struct {
 	t       testing.TB
 	Server  [size]*server.Server
@@ -25,7 +25,7 @@ type Servers struct {
 	links   [size][size]*Link // links[i][j] carries the route that i opened to j
 }
 
-// Cluster starts three servers. It returns when they agree on a leader; all ends with the test.
+// Cluster starts three servers, and returns when they agree on a leader. The servers stop when the test ends.
 func Cluster(t testing.TB) *Servers {
 	t.Helper()
 	c := &Servers{t: t}
@@ -50,11 +50,12 @@ func Cluster(t testing.TB) *Servers {
 	return c
 }
 
-// start starts server i, which knows the others by links only.
+// start starts server i. It reaches the other servers through links only.
 func (c *Servers) start(i int) {
 	c.Server[i] = Run(c.t, c.folders[i], func(o *server.Options) {
 		o.ServerName = "s" + strconv.Itoa(i)
-		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
+		// The advertised address leads nowhere. Otherwise servers that learn of each other would connect without the
+		// links.
 		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
 		for j := range size {
 			if j != i {
@@ -68,8 +69,8 @@ func (c *Servers) start(i int) {
 	}
 }
 
-// Restart stops server i, does something to the folder that it stores in, and starts it again. It returns when the
-// server has all of the log. Conn[i] is another connection then.
+// Restart stops server i, calls meanwhile with the server's folder, and starts the server again. It returns when the
+// server has all of the log. Conn[i] is then a new connection.
 func (c *Servers) Restart(i int, meanwhile func(folder string)) {
 	c.t.Helper()
 	c.Server[i].Shutdown()
@@ -81,7 +82,7 @@ func (c *Servers) Restart(i int, meanwhile func(folder string)) {
 	})
 }
 
-// Log creates the replicated log, if it is missing, and opens it by the connection to server i.
+// Log creates the replicated log if it is missing, and opens it through the connection to server i.
 func (c *Servers) Log(i int, change ...func(*eventlog.Config)) *eventlog.Log {
 	c.t.Helper()
 	config := eventlog.Config{Conn: c.Conn[i], Replicas: size}
@@ -93,7 +94,7 @@ func (c *Servers) Log(i int, change ...func(*eventlog.Config)) *eventlog.Log {
 	return Open(c.t, config)
 }
 
-// Leader waits until exactly one server leads the log, and returns which.
+// Leader waits until exactly one server leads the log, and returns its number.
 func (c *Servers) Leader() int {
 	c.t.Helper()
 	leader := -1
@@ -118,10 +119,10 @@ func (c *Servers) Leads(i int) bool {
 	return c.Server[i].JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
 }
 
-// Stall holds back every byte between server i and the others. Connections stay up, nobody is told.
+// Stall holds back every byte between server i and the others. Connections stay up, and no server is told.
 func (c *Servers) Stall(i int) { c.each(i, (*Link).Stall) }
 
-// Resume lets all bytes that were held back, and further ones, pass.
+// Resume lets the bytes that were held back pass, and all later ones.
 func (c *Servers) Resume(i int) { c.each(i, (*Link).Resume) }
 
 // Cut breaks every route of server i; new ones are refused until Resume.
@@ -134,7 +135,7 @@ func (c *Servers) each(i int, f func(*Link)) {
 	}
 }
 
-// Eventually waits until a condition holds; the test fails when it does not within 20 seconds.
+// Eventually waits until a condition holds. The test fails if it does not hold within 20 seconds.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(patience)

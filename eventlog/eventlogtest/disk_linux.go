@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// Disk is a small file system of its own, which can be full.
+// Disk is a small file system of its own that can be filled up.
 type Disk struct{ Folder string }
 
-// MountDisk makes one for the test; only root may.
+// MountDisk mounts a Disk until the test ends. It skips the test unless it runs as root.
 func MountDisk(t testing.TB, size int) Disk {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -12,22 +12,22 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections, now or at a message
-// that its client sends. Its methods are safe for concurrent use.
+// Link is a TCP proxy in front of one port. It can hold back all bytes or break all connections, either at once or at
+// some message that its client sends. Its methods are safe for concurrent use.
 type Link struct {
 	listener net.Listener
 	done     sync.WaitGroup
-	ofClient bool // it carries what a client of NATS says, of which messages can be told
+	ofClient bool // the link is a NATS client's, so that messages can be recognised in what it carries
 
 	mu     sync.Mutex
 	gate   *sync.Cond
-	target string                // mu; where bytes go; connections wait until it is known
+	target string                // mu; where bytes go; until it is set, connections wait
 	held   bool                  // mu; bytes are held back
-	broken bool                  // mu; connections are refused, as when the test is over
+	broken bool                  // mu; connections are refused, as at the end of the test
 	conns  map[net.Conn]struct{} // mu
-	losses int                   // mu; how often the connections of that time were lost
-	fault  *fault                // mu; what is to happen, nil for nothing
-	failed bool                  // mu; it has happened
+	losses int                   // mu; how often Lose was called
+	fault  *fault                // mu; a failure that is to come, nil for none
+	failed bool                  // mu; the last fault has happened
 }
 
 // Failure is how a link fails.
@@ -39,15 +39,15 @@ const (
 	Stalls                // every byte is held back until Resume
 )
 
-// fault is what happens at a message to come.
+// fault is a failure that happens at a later message.
 type fault struct {
-	left     int // messages until then
+	left     int // how many messages until it happens
 	answered bool
 	how      Failure
-	inbox    []byte // where the answer goes, once the message has passed
+	inbox    []byte // where the answer goes; set once the message has passed
 }
 
-// NewLink returns a link that ends with the test. Its connections wait until it is said where it leads.
+// NewLink returns a link that ends with the test. Its connections wait until the link's target is set.
 func NewLink(t testing.TB) *Link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,10 +67,10 @@ func (l *Link) URL() string { return "nats://" + l.Address() }
 // Address is what a server connects to.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
-// To lets new connections go to a server, for example one that takes the place of another.
+// To makes new connections go to a server, for example one that replaces another.
 func (l *Link) To(s *server.Server) { l.ToAddress(s.Addr().String()) }
 
-// ToAddress lets new connections go to an address.
+// ToAddress makes new connections go to an address.
 func (l *Link) ToAddress(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,31 +78,31 @@ func (l *Link) ToAddress(address string) {
 	l.gate.Broadcast()
 }
 
-// Stall holds back every byte. Connections stay up, nobody is told.
+// Stall holds back every byte. Connections stay up, and neither side is told.
 func (l *Link) Stall() { l.set(true, false) }
 
-// Resume lets what was held back, and everything further, pass; new connections are admitted again.
+// Resume lets the bytes that were held back pass, and all later ones. New connections are accepted again.
 func (l *Link) Resume() { l.set(false, false) }
 
 // Cut breaks every connection and refuses new ones until Resume.
 func (l *Link) Cut() { l.set(false, true) }
 
-// Lose lets the connections of this moment carry nothing any more, and tells nobody. New ones work.
+// Lose makes the current connections carry nothing any more, without telling either side. New connections work.
 func (l *Link) Lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.losses++
 }
 
-// FailAt lets a link of ConnectThrough fail at the n-th message that is published from now on: before the server has
-// it, or once the server has answered, so that only the answer is lost.
+// FailAt makes a link of ConnectThrough fail at the n-th message that is published from now on. It fails either before
+// the server gets the message or, if answered is set, once the server has answered, so that only the answer is lost.
 func (l *Link) FailAt(n int, answered bool, how Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fault, l.failed = &fault{left: n, answered: answered, how: how}, false
 }
 
-// HasFailed ends what FailAt began, and says whether there were so many messages.
+// HasFailed cancels what FailAt asked for if it has not happened yet, and says whether it has happened.
 func (l *Link) HasFailed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *Link) hangUp() {
 	clear(l.conns)
 }
 
-// fail lets the fault happen, and says whether bytes go on to where they wait. It requires mu.
+// fail makes the fault happen, and says whether the current bytes go on to pump, where they wait. It requires mu.
 func (l *Link) fail() bool {
 	how := l.fault.how
 	l.held, l.broken, l.failed, l.fault = how == Stalls, how == Cuts, true, nil
@@ -138,8 +138,8 @@ func (l *Link) fail() bool {
 	return how == Stalls
 }
 
-// published notes that a client sends a message and where the answer goes, nil for nowhere. It says whether the message
-// passes.
+// published takes note that a client sends a message whose answer goes to inbox, nil for no answer. It says whether the
+// message passes.
 func (l *Link) published(inbox []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +157,7 @@ func (l *Link) published(inbox []byte) bool {
 	return l.fail()
 }
 
-// answers notes what a server sends, and says whether it passes.
+// answers takes note of what a server sends, and says whether that passes.
 func (l *Link) answers(sent []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,7 +183,7 @@ func (l *Link) accept() {
 	}
 }
 
-// carry joins one connection with one to the target.
+// carry connects one incoming connection with one to the target.
 func (l *Link) carry(in net.Conn) {
 	defer in.Close()
 	target, ok := l.known()
@@ -209,7 +209,7 @@ func (l *Link) carry(in net.Conn) {
 	pair.Wait()
 }
 
-// known waits until it is known where bytes go; it is false when the link is broken before.
+// known waits until the target is set. It returns false if the link is broken first.
 func (l *Link) known() (target string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,7 +219,7 @@ func (l *Link) known() (target string, ok bool) {
 	return l.target, !l.broken
 }
 
-// admit returns how many losses there were before the connections.
+// admit registers the connections, and returns how often Lose was called before. ok is false if the link is broken.
 func (l *Link) admit(conns ...net.Conn) (losses int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -232,12 +232,12 @@ func (l *Link) admit(conns ...net.Conn) (losses int, ok bool) {
 	return l.losses, true
 }
 
-// reader reads something that is passed on as a whole. The error is io.ErrClosedPipe if it is not passed on.
+// reader reads one piece that is passed on as a whole. The error is io.ErrClosedPipe if the piece must not pass.
 type reader interface {
 	next(buffer []byte) (read []byte, err error)
 }
 
-// chunks are bytes as they come.
+// chunks reads bytes as they come.
 type chunks struct {
 	io.Reader
 	pass func([]byte) bool
@@ -251,7 +251,7 @@ func (c chunks) next(buffer []byte) ([]byte, error) {
 	return buffer[:n], err
 }
 
-// messages are what a client of NATS sends, line by line and message by message.
+// messages reads what a client of NATS sends, line by line and message by message.
 type messages struct {
 	*bufio.Reader
 	pass func(inbox []byte) bool
@@ -281,7 +281,7 @@ func (m messages) next([]byte) ([]byte, error) {
 	return message, err
 }
 
-// pump copies one direction; what it has read while the link is stalled waits.
+// pump copies one direction. While the link is stalled, it holds what it has read.
 func (l *Link) pump(r reader, from, to net.Conn, losses int) {
 	defer from.Close()
 	defer to.Close()
@@ -297,7 +297,7 @@ func (l *Link) pump(r reader, from, to net.Conn, losses int) {
 	}
 }
 
-// pass waits while the link is stalled, or for ever if the connection was lost. It is false when the link is broken.
+// pass waits while the link is stalled, or for ever if the connection was lost. It returns false if the link is broken.
 func (l *Link) pass(losses int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,5 +2,5 @@
 
 package eventlogtest
 
-// Slowdown divides the counts of the longest tests: here they are whole.
+// Slowdown divides the counts of the longest tests. Without the race detector they run in full.
 const Slowdown = 1

@@ -15,7 +15,7 @@ import (
 // patience bounds every wait for a server.
 const patience = 20 * time.Second
 
-// Start runs one embedded server on loopback with file storage and sync always in the test's own folder, and returns a
+// Start runs one embedded server on loopback, with file storage and 'sync always' in a temporary folder, and returns a
 // connection to it. Both end with the test.
 func Start(t testing.TB, change ...func(*server.Options)) *nats.Conn {
 	t.Helper()
@@ -74,7 +74,7 @@ func Connect(t testing.TB, s *server.Server) *nats.Conn {
 	return connect(t, s.ClientURL())
 }
 
-// ConnectThrough returns a connection to the server by a link that the test can stall, cut, or let go to another
+// ConnectThrough returns a connection to the server through a link that the test can stall, cut, or point at another
 // server.
 func ConnectThrough(t testing.TB, s *server.Server) (*nats.Conn, *Link) {
 	t.Helper()
