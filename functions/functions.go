@@ -1,5 +1,5 @@
-// Package functions is the stateless form of the API server. Any number of instances
-// serve every request except watches, and run nothing between two requests.
+// Package functions is the stateless form of the API server. Any number of instances serve every request except
+// watches, and run nothing between two requests.
 package functions
 
 import "github.com/logplane/logplane/internal/apiserver"

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What is accepted of the API: objects, or their metadata only.
+// Values of the Accept header: objects, or only their metadata.
 const (
 	acceptObjects  = "application/json"
 	acceptMetadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -31,7 +31,7 @@ type api struct {
 	namespaced bool
 }
 
-// newAPI makes a client for the resource. Whether it has namespaces is asked only where it matters.
+// newAPI makes a client for the resource. It asks whether the resource has namespaces only where that matters.
 func newAPI(ctx context.Context, c Config) (*api, error) {
 	client, err := clientFor(c.REST, c.Resource.GroupVersion())
 	if err != nil {
@@ -66,8 +66,8 @@ func (a *api) hasNamespaces(ctx context.Context) (bool, error) {
 func clientFor(config *rest.Config, version schema.GroupVersion) (rest.Interface, error) {
 	own := rest.CopyConfig(config)
 	own.GroupVersion, own.NegotiatedSerializer = &version, scheme.Codecs
-	own.Timeout = 0 // it would end watches
-	own.QPS = -1    // what is asked is bounded by what happens
+	own.Timeout = 0 // a timeout would end watches
+	own.QPS = -1    // no limit is needed: changes and checks bound how much is asked
 	own.APIPath = "/apis"
 	if version.Group == "" {
 		own.APIPath = "/api"
@@ -81,7 +81,7 @@ func (a *api) request(accept string, options metav1.ListOptions) *rest.Request {
 		SetHeader("Accept", accept).VersionedParams(&options, metav1.ParameterCodec)
 }
 
-// head is a revision at least as new as every change that was acknowledged before the call.
+// head returns a revision at least as new as every change that was acknowledged before the call.
 func (a *api) head(ctx context.Context) (uint64, error) {
 	body, err := a.request(acceptLists, metav1.ListOptions{Limit: 1}).DoRaw(ctx)
 	if err != nil {
@@ -94,7 +94,7 @@ func (a *api) head(ctx context.Context) (uint64, error) {
 	return parseRevision(list.ResourceVersion)
 }
 
-// page is one page of the state.
+// page reads one page of the state.
 func (a *api) page(ctx context.Context, token string) (*unstructured.UnstructuredList, error) {
 	accept := acceptObjects
 	if a.config.MetadataOnly {
@@ -113,7 +113,7 @@ func (a *api) page(ctx context.Context, token string) (*unstructured.Unstructure
 
 const pageSize = 500
 
-// watch opens a stream of what happened after the revision.
+// watch opens a stream of the changes after the revision.
 func (a *api) watch(ctx context.Context, after uint64, seconds int64) (io.ReadCloser, error) {
 	accept := acceptObjects
 	if a.config.MetadataOnly {
@@ -125,7 +125,7 @@ func (a *api) watch(ctx context.Context, after uint64, seconds int64) (io.ReadCl
 	return stream, a.failed("watch", err)
 }
 
-// failed judges an answer: what the API refuses it will refuse again, everything else may pass.
+// failed judges an error. What the API refuses it will refuse again, so that is final; every other error may pass.
 func (a *api) failed(what string, err error) error {
 	if err == nil {
 		return nil

@@ -14,21 +14,21 @@ import (
 // roundTrip bounds a round trip to NATS.
 const roundTrip = 5 * time.Second
 
-// bell is rung by announcements. It keeps no more of them than the newest revision, so that a run which is slow to
-// handle events costs NATS and itself nothing.
+// bell is rung by announcements. It keeps only the newest announced revision, so a run that handles events slowly costs
+// neither NATS nor itself any memory.
 type bell struct {
 	conn    *nats.Conn
 	subject string
 	sub     *nats.Subscription
-	// announced is the newest revision that NATS announced.
+	// announced is the newest revision that NATS has announced.
 	announced atomic.Uint64
 	rung      chan struct{}
 	broken    chan nats.Status
-	// unsure: something may have been stored that was not announced here, or it is time to look.
+	// unsure: a change may have been stored that was not announced here, or it is time for a check.
 	unsure bool
 }
 
-// hang subscribes to the announcements, and fails if it may not.
+// hang subscribes to the announcements. It fails if the subscriber lacks the permission.
 func hang(ctx context.Context, c Config, namespaced bool) (*bell, error) {
 	subject, err := announcements(c, namespaced)
 	if err != nil {
@@ -52,7 +52,7 @@ func (b *bell) takeDown() {
 	b.conn.RemoveStatusListener(b.broken)
 }
 
-// ring may be called by two subscriptions, when one takes the place of the other.
+// ring may be called by two subscriptions at once, when a new one replaces the old one.
 func (b *bell) ring(m *nats.Msg) {
 	rev, err := revision(m)
 	if err != nil {
@@ -69,9 +69,10 @@ func (b *bell) ring(m *nats.Msg) {
 	}
 }
 
-// hears says that the server has the subscription on the connection of now: what is republished from here on is heard,
-// or the connection breaks, which wait notices. It fails if the server refuses the subscription. Whether it still would
-// not is asked by subscribing anew, wherever announcements are not relied on anyway.
+// hears reports whether the server has the subscription on the current connection. If so, every later announcement is
+// either heard, or the connection breaks, and then wait returns. hears fails if the server refuses the subscription. To
+// find out whether the permission still holds, it subscribes again whenever the bell is unsure: announcements are not
+// relied on then.
 func (b *bell) hears(ctx context.Context) (bool, error) {
 	for len(b.broken) > 0 {
 		<-b.broken
@@ -99,12 +100,12 @@ func (b *bell) hears(ctx context.Context) (bool, error) {
 
 func (b *bell) subscribe() error {
 	if b.sub != nil {
-		_ = b.sub.Unsubscribe() // fails on a closed connection, and so does what follows
+		_ = b.sub.Unsubscribe() // fails on a closed connection, where the next call fails too
 	}
 	sub, err := b.conn.Subscribe(b.subject, b.ring)
 	if err == nil {
 		b.sub = sub
-		err = sub.SetPendingLimits(-1, -1) // the newest is never dropped here; a ring takes no time
+		err = sub.SetPendingLimits(-1, -1) // so that the newest message is never dropped; ring takes almost no time
 	}
 	if err != nil {
 		return fmt.Errorf("subscribe to '%s': %w", b.subject, err)
@@ -112,8 +113,8 @@ func (b *bell) subscribe() error {
 	return nil
 }
 
-// wait returns when something newer than the revision was announced, the connection broke, the time is over, or ctx has
-// ended.
+// wait returns when a revision newer than the position was announced, the connection broke, the check's time has
+// passed, or ctx has ended.
 func (b *bell) wait(ctx context.Context, position uint64, check time.Duration) {
 	t := time.NewTimer(check)
 	defer t.Stop()

@@ -1,27 +1,28 @@
-// Package subscribe is for programs that act on changes of a Logplane cell: it brings every change of one resource
-// once and in order, and goes on from a revision after any time away. It is a module of its own, which requires nothing
-// but NATS' client and client-go.
+// Package subscribe is for programs that act on changes of a Logplane cell. It delivers every change of one resource
+// once and in order, and can continue from a revision after any time away. It is a module of its own that requires only
+// the NATS client and client-go.
 //
-// Nouns. An Event is one change of one object. Its Revision is the object's resourceVersion, and the number of its
-// message in the cell's log. From is a place between events to go on from. An announcement is a message that NATS
-// republished: it has an event's headers, and says that there is something to read. A pass is one short watch.
+// Nouns. An Event is one change of one object. Its Revision is the object's resourceVersion, which is also the number
+// of the event's message in the cell's log. From is a place between events from which a run can continue. An
+// announcement is a message that NATS republished: it has an event's headers, and says that there is something to read.
+// A pass is one short watch.
 //
 // The path of an event:
 //
 //  1. Run subscribes on NATS first, so that from then on announcements wake it.
-//  2. It asks the API, under the subscriber's own credentials, for a revision that is certainly recent, and reads
-//     passes after From until it has reached that revision: this is the catching up, over what the log has
-//     forgotten too.
-//  3. Each change that a pass brings goes to the handler, and From moves on. A pass ends with a bookmark: proof
-//     that there is nothing else up to it.
-//  4. Once From is past everything announced, no connection to the API is held and none is needed: Run waits.
-//  5. An announcement wakes it, and it goes on with 3.
+//  2. It asks the API, with the subscriber's own credentials, for a revision that is certainly recent. It reads passes
+//     after From until it has reached that revision. This is how it catches up, even over changes that the log no
+//     longer holds.
+//  3. Run gives each change of a pass to the handler, and moves From. A pass ends with a bookmark, which proves that
+//     there are no other changes up to it.
+//  4. Once From is past everything that was announced, Run waits. It holds no connection to the API and needs none.
+//  5. An announcement wakes Run, and it continues with step 3.
 //
-// NATS decides only when the API is read, never what is delivered. Nothing can be lost or repeated by it:
+// NATS decides only when the API is read, never what is delivered. So NATS cannot make an event get lost or come twice:
 //
-//   - While the connection to NATS is down one pass follows the other; when it is back, 2 is done again.
-//   - What was stored but never announced (a server died in between, a route between servers broke: core NATS
-//     delivers at most once) comes, in its place in the order, with the next announcement; or at the next check,
-//     which does 2 again every Config.Check.
-//   - A revision that the cell has forgotten is ErrExpired.
+//   - While the connection to NATS is down, one pass follows the other. When it is back, Run repeats step 2.
+//   - A change may be stored but never announced, because core NATS delivers at most once: a server died in between, or
+//     a route between servers broke. Such a change comes in its place in the order, with the next announcement or at
+//     the next check. Every Config.Check, Run repeats step 2.
+//   - If the cell has forgotten the revision to continue from, Run returns ErrExpired.
 package subscribe

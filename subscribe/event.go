@@ -15,23 +15,23 @@ import (
 
 // Event is one change of one object.
 type Event struct {
-	// Type is watch.Added, watch.Modified or watch.Deleted; watch.Bookmark if those were asked for.
+	// Type is watch.Added, watch.Modified or watch.Deleted; or watch.Bookmark if Config.Bookmarks asks for those.
 	Type watch.EventType
 	// Namespace is empty for an object that has none.
 	Namespace, Name string
-	// Revision is the object's resourceVersion; of a deletion, that of the deletion.
+	// Revision is the object's resourceVersion; for a deletion, the revision of the deletion.
 	Revision string
-	// From goes on after this event (Config.From). It is empty in the state that a run began with, of which
-	// there is no middle to go on from.
+	// From continues after this event (Config.From). It is empty for the state that a run begins with, since a run
+	// cannot continue from the middle of that.
 	From string
-	// ContentType of Body: 'application/json' from the API, what the object is stored as from NATS.
+	// ContentType of Body: 'application/json' if it comes from the API, the stored object's type if it comes from NATS.
 	ContentType string
-	// Body is the object, of a deletion its last state; Decode reads it. Empty where only headers came.
+	// Body is the object; for a deletion, its last state. Decode reads it. It is empty if only headers came.
 	Body []byte
 }
 
-// Parse reads one message of '<prefix>.events.>', which has headers only, or of '<prefix>.bodies.>'. It is for
-// programs that take messages as they come, without Run's guarantees.
+// Parse reads one message of '<prefix>.events.>', which has headers only, or of '<prefix>.bodies.>'. It is for programs
+// that use the messages of NATS directly, without Run's guarantees.
 func Parse(prefix string, m *nats.Msg) (Event, error) {
 	t, ok := typeOfHeader[m.Header.Get(headerType)]
 	if !ok {
@@ -55,8 +55,8 @@ func Parse(prefix string, m *nats.Msg) (Event, error) {
 //
 //	configMap, err := subscribe.Decode[corev1.ConfigMap](event, scheme.Scheme)
 //
-// The object must be of the version that T is: from the API that is the one asked for, from NATS the one that is
-// stored. Unstructured takes any that is not protobuf.
+// T must be the version of the object: the requested one if the event comes from the API, the stored one if it comes
+// from NATS. Unstructured takes any version that is not encoded as protobuf.
 func Decode[T any, P interface {
 	*T
 	runtime.Object

@@ -10,9 +10,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Fetch asks the API, under the subscriber's own rights, for the object that an event without a body is about. The
-// answer is at least as new as the event: its Revision says which one it is. An object that has been deleted since is
-// an error for which apierrors.IsNotFound is true; so is that of a Deleted event, whose last state only Run brings.
+// Fetch asks the API, with the subscriber's own rights, for the object of an event without a body. The answer is at
+// least as new as the event; its Revision says how new it is. If the object has been deleted since, Fetch returns an
+// error for which apierrors.IsNotFound is true. It does so for every Deleted event too: only Run delivers the last
+// state of a deleted object.
 func Fetch(ctx context.Context, config *rest.Config, resource schema.GroupVersionResource, e Event) (Event, error) {
 	client, err := clientFor(config, resource.GroupVersion())
 	if err != nil {

@@ -14,21 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// How long a watch is asked for. A bookmark comes two seconds before its end, and if there is nothing more to expect it
-// is ended then. After an announcement it lingers; where nothing was announced a glance will do.
+// How long a watch is requested for. The server sends a bookmark two seconds before the end. If nothing more is
+// expected, pass ends the watch at that bookmark. After an announcement a watch takes linger; without one, glance is
+// enough.
 const (
 	linger = 10 * time.Second
 	glance = 3 * time.Second
 )
 
-// overdue is how long after its time a watch is cut that neither brings anything nor ends.
+// overdue is how long after its time a watch is cut off if it neither brings anything nor ends.
 const overdue = 20 * time.Second
 
-// errNothing makes Run rest before it tries again.
+// errNothing makes Run pause before it tries again.
 var errNothing = errors.New("a watch ended without having brought anything")
 
-// pass reads one watch after the position until a bookmark shows that the target is reached,
-// or it ends, as it must some time. A crash here loses nothing: From is what was handled.
+// pass reads one watch after the position until a bookmark shows that the target is reached, or until the watch ends,
+// as every watch does in time. A crash here loses nothing: From is what was handled.
 func (r *run) pass(ctx context.Context, open time.Duration) error {
 	reading, cancel := context.WithTimeout(ctx, open+overdue)
 	defer cancel()
@@ -41,7 +42,7 @@ func (r *run) pass(ctx context.Context, open time.Duration) error {
 	for {
 		var frame metav1.WatchEvent
 		if err := frames.Decode(&frame); err != nil && brought {
-			return nil // the next pass goes on
+			return nil // the next pass continues
 		} else if err != nil {
 			return errNothing
 		}
@@ -55,7 +56,7 @@ func (r *run) pass(ctx context.Context, open time.Duration) error {
 	}
 }
 
-// take handles one event of a watch, and then moves on.
+// take handles one event of a watch, and then moves the position.
 func (r *run) take(ctx context.Context, frame metav1.WatchEvent) error {
 	if frame.Type == string(watch.Error) {
 		var status metav1.Status
@@ -78,7 +79,7 @@ func (r *run) take(ctx context.Context, frame metav1.WatchEvent) error {
 	return nil
 }
 
-// read makes an Event of what a watch sent.
+// read makes an Event of one frame of a watch.
 func read(frame metav1.WatchEvent) (Event, uint64, error) {
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(frame.Object.Raw, &object); err != nil {
@@ -95,8 +96,8 @@ func read(frame metav1.WatchEvent) (Event, uint64, error) {
 	return e, rev, nil
 }
 
-// state handles all objects as of one revision, and begins there. A page that fails is asked for again; what was
-// handled is not handled again.
+// state handles all objects as of one revision, and sets the position to it. If a page fails, the next call asks for
+// that page again; objects that were handled are not handled twice.
 func (r *run) state(ctx context.Context) error {
 	for {
 		list, err := r.api.page(ctx, r.token)
@@ -128,7 +129,7 @@ func (r *run) state(ctx context.Context) error {
 	}
 }
 
-// began sets the position that a run has found for itself, and lets a subscriber know that it can go on from there.
+// began sets the position that a run has found for itself, and tells the subscriber that it can continue from there.
 func (r *run) began(ctx context.Context, rev uint64) error {
 	if r.config.Bookmarks {
 		at := strconv.FormatUint(rev, 10)

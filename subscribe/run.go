@@ -14,16 +14,17 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Now as Config.From begins with what changes from now on.
+// Now as Config.From begins with the changes from now on.
 const Now = "now"
 
-// ErrExpired means that the cell has forgotten the revision to go on from. Begin again with the state (an empty From).
+// ErrExpired means that the cell has forgotten the revision to continue from. Begin again with the state (an empty
+// From).
 var ErrExpired = errors.New("the revision to go on from is older than what the cell keeps, begin with the state")
 
 // Config says what to subscribe to.
 type Config struct {
-	// Conn announces changes. It needs no right but to subscribe to the namespace's events, and should reconnect
-	// for ever (nats.MaxReconnects(-1)). It may serve any number of runs.
+	// Conn announces changes. It needs only the right to subscribe to the namespace's events, and should reconnect for
+	// ever (nats.MaxReconnects(-1)). Any number of runs may share it.
 	Conn *nats.Conn
 	// REST reaches the API as the subscriber: it must be allowed to list and watch the resource.
 	REST *rest.Config
@@ -31,29 +32,29 @@ type Config struct {
 	Resource schema.GroupVersionResource
 	// Namespace is empty for all namespaces, and for a resource that has none.
 	Namespace string
-	// LabelSelector and FieldSelector are those of a watch; empty is everything.
+	// LabelSelector and FieldSelector are those of a watch; empty means everything.
 	LabelSelector, FieldSelector string
-	// From is the From of the last event that was handled, or Now. Empty begins with the state: all objects as
-	// of one revision, as Added events.
+	// From is the From of the last event that was handled, or Now. If it is empty, the run begins with the state: all
+	// objects as of one revision, as Added events.
 	From string
-	// MetadataOnly asks for no more of the objects than their metadata.
+	// MetadataOnly asks only for the metadata of the objects.
 	MetadataOnly bool
-	// Bookmarks asks for events of type watch.Bookmark, which have nothing but a Revision and From. Who stores
-	// From needs them where a resource seldom changes: what is older than the cell's retention has expired. The first
-	// comes where a run without a revision begins.
+	// Bookmarks asks for events of type watch.Bookmark, which have only a Revision and From. Programs that store From
+	// need them if the resource seldom changes, because a From older than the cell's retention has expired. A run that
+	// does not begin at a revision sends the first bookmark where it begins.
 	Bookmarks bool
-	// Check is how often the API is asked though NATS announced nothing: a minute by default. It bounds how late
-	// an event can be that NATS lost without a sign.
+	// Check is how often the API is asked even if NATS announced nothing: a minute by default. It bounds the delay of
+	// an event whose announcement NATS lost unnoticed.
 	Check time.Duration
-	// Linger is how long a watch stays open after an announcement, since changes come in flocks: 10 s by default, and
-	// 3 s at least.
+	// Linger is how long a watch stays open after an announcement, since changes often come in groups: 10 s by default,
+	// and at least 3 s.
 	Linger time.Duration
-	// Cluster is the logical cluster, 'main' by default; Prefix that of the cell's subjects, 'logplane' by default.
+	// Cluster is the logical cluster, 'main' by default. Prefix is that of the cell's subjects, 'logplane' by default.
 	Cluster, Prefix string
 }
 
-// Run calls handle for every change, once and in order, until ctx ends, handle fails, or there is no going on:
-// ErrExpired, rights that are missing, a connection that was closed. The error says which.
+// Run calls handle for every change, once and in order. It returns when ctx ends, handle fails, or it cannot continue:
+// ErrExpired, missing rights, or a closed connection. The error says which.
 func Run(ctx context.Context, c Config, handle func(context.Context, Event) error) error {
 	r := &run{config: c.withDefaults(), handle: handle, patience: patience}
 	defer r.end()
@@ -81,15 +82,15 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// patience is how long Run waits before it asks an API again that did not answer well.
+// patience is how long Run waits before it asks the API again after a failure.
 var patience = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 9, Cap: 5 * time.Second}
 
-// final ends a run; after every other error it tries again.
+// final is an error that ends a run. After every other error Run tries again.
 type final struct{ cause error }
 
 func (f *final) Error() string { return f.cause.Error() }
 
-// run is one subscription. All of it belongs to one goroutine.
+// run is one subscription. Only one goroutine uses it.
 type run struct {
 	config   Config
 	api      *api
@@ -97,15 +98,15 @@ type run struct {
 	handle   func(context.Context, Event) error
 	patience wait.Backoff
 
-	// position: every matching change at or below it has been handled. 0 before the run has begun.
+	// position is a revision up to which every matching change has been handled, or 0 before the run has begun.
 	position uint64
-	// token continues the state.
+	// token is the continue token of the state's next page.
 	token string
-	// goal is a revision to be reached whatever was announced.
+	// goal is a revision that must be reached, whatever was announced.
 	goal uint64
 }
 
-// start makes what a run needs, once.
+// start makes what a run needs, if it has not been made yet.
 func (r *run) start(ctx context.Context) (err error) {
 	if r.api == nil {
 		if r.api, err = newAPI(ctx, r.config); err != nil {
@@ -126,7 +127,7 @@ func (r *run) end() {
 	}
 }
 
-// turn reads until everything that is certainly there has been handled, and then waits for more.
+// turn reads until every change that is known to exist has been handled, and then waits for more.
 func (r *run) turn(ctx context.Context) error {
 	if err := r.start(ctx); err != nil {
 		return err
@@ -151,11 +152,11 @@ func (r *run) turn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// target is what must be reached before there is nothing to do.
+// target is the revision up to which changes must be handled before the run may wait.
 func (r *run) target() uint64 { return max(r.goal, r.bell.announced.Load()) }
 
-// aim finds the place to begin at, and sets the goal where announcements do not say how far to read: to a revision at
-// least as new as every change of before. Those of after are announced, since the bell hears by then.
+// aim finds the place to begin at. If announcements do not say how far to read, it also sets the goal: to a revision at
+// least as new as every change before the call. Later changes are announced, since the bell hears by then.
 func (r *run) aim(ctx context.Context, hears bool) error {
 	if r.position == 0 {
 		if err := r.begin(ctx); err != nil {
@@ -176,7 +177,7 @@ func (r *run) aim(ctx context.Context, hears bool) error {
 	return nil
 }
 
-// begin sets the position, unless it is the head.
+// begin sets the position from the configuration. For Now it leaves the position at 0, and aim sets it to the head.
 func (r *run) begin(ctx context.Context) error {
 	switch r.config.From {
 	case "":
@@ -192,7 +193,7 @@ func (r *run) begin(ctx context.Context) error {
 	return nil
 }
 
-// rest waits a little longer each time.
+// rest pauses, a little longer each time.
 func (r *run) rest(ctx context.Context) {
 	t := time.NewTimer(r.patience.Step())
 	defer t.Stop()

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// This is all that a subscriber knows of the log: the subjects and the headers of what the server
+// This file holds all that a subscriber knows of the log: the subjects and headers of the messages that the server
 // republishes. They are a permanent format ("Events" of docs/format.md, docs/subscribers.md).
 
 // Markers stand for empty parts of a subject.
@@ -20,7 +20,7 @@ const (
 	noNamespace = "%cluster"
 )
 
-// Headers of a republished message. Those that begin with Nats- are the server's.
+// Headers of a republished message. The server adds those that begin with Nats-.
 const (
 	headerType         = "ce-type"
 	headerContentType  = "content-type"
@@ -35,8 +35,8 @@ var typeOfHeader = map[string]watch.EventType{
 	"dev.logplane.object.deleted":  watch.Deleted,
 }
 
-// announcements is the subject of the events of a resource. Without a namespace it is that of all namespaces, or of the
-// objects that have none.
+// announcements is the subject of the events of a resource. If the configuration has no namespace, it matches the
+// events of all namespaces, or those of the objects if the resource has no namespaces.
 func announcements(c Config, namespaced bool) (string, error) {
 	if c.Cluster == "" || c.Resource.Resource == "" {
 		return "", errors.New("cluster and resource must not be empty")
@@ -50,8 +50,8 @@ func announcements(c Config, namespaced bool) (string, error) {
 	}, "."), nil
 }
 
-// token writes a part of a subject. What can be in a part, a name of the API, needs no other escapes; nats.go refuses a
-// subject with spaces.
+// token writes a part of a subject. Names in the API can contain no other characters that must be escaped, and nats.go
+// refuses subjects with spaces.
 func token(part, empty string) string {
 	if part == "" {
 		return empty
@@ -61,7 +61,7 @@ func token(part, empty string) string {
 
 var escapes = strings.NewReplacer(".", "_", "_", "%5F", "*", "%2A", ">", "%3E", "%", "%25")
 
-// object reads which object a message is about, from the subject that the log holds it on.
+// object reads which object a message is about, from the subject under which the log holds it.
 func object(prefix string, m *nats.Msg) (namespace, name string, err error) {
 	subject := m.Header.Get(headerStored)
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
@@ -83,8 +83,8 @@ func unescape(token string) (string, error) {
 	return url.PathUnescape(strings.ReplaceAll(token, "_", "."))
 }
 
-// revision of a republished message. One that carries a body came by way of another stream with sequences of its own,
-// and names the log's beside them.
+// revision returns the revision of a republished message. A message with a body came through another stream with its
+// own sequences. It then names the log's sequence in an extra header.
 func revision(m *nats.Msg) (uint64, error) {
 	text := m.Header.Get(headerSequence)
 	if source := strings.Fields(m.Header.Get(headerStreamSource)); len(source) >= 2 {

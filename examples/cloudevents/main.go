@@ -1,4 +1,4 @@
-// Command cloudevents prints what happens to the ConfigMaps of a namespace as the CloudEvents SDK sees it.
+// Command cloudevents prints changes of the ConfigMaps of a namespace as the CloudEvents SDK sees them.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	if err := conn.Flush(); err != nil { // it is subscribed now
+	if err := conn.Flush(); err != nil { // now the server has the subscriptions
 		log.Fatal(err)
 	}
 	fmt.Println("listening")
@@ -45,7 +45,7 @@ func show(ctx context.Context, m *nats.Msg) {
 	fmt.Println(e.Type(), e.Source(), e.Subject(), e.DataContentType(), len(e.Data()), "bytes")
 }
 
-// toEvent reads binary mode, which has the same headers on NATS as on HTTP but for their case.
+// toEvent reads CloudEvents' binary mode. On NATS it has the same headers as on HTTP, except for their case.
 func toEvent(ctx context.Context, m *nats.Msg) (*event.Event, error) {
 	headers := http.Header{}
 	for name, values := range m.Header {

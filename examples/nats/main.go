@@ -1,5 +1,5 @@
-// Command nats prints what happens to the ConfigMaps of a namespace, with nats.go
-// alone. It is told of changes while it is connected; examples/resume misses none.
+// Command nats prints changes of the ConfigMaps of a namespace, using only nats.go. It sees changes only while it is
+// connected; examples/resume misses none.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := conn.Flush(); err != nil { // it is subscribed now
+	if err := conn.Flush(); err != nil { // now the server has the subscription
 		log.Fatal(err)
 	}
 	fmt.Println("listening")

@@ -1,5 +1,5 @@
-// Command resume prints every change of the ConfigMaps of a namespace once,
-// across restarts: it stores where it was in a file, and goes on from there.
+// Command resume prints every change of the ConfigMaps of a namespace once, across restarts: it stores its position in
+// a file and continues from there.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run(ctx context.Context, url, kubeconfig, position string) error {
 		}
 		return os.WriteFile(position, []byte(e.From), 0o600)
 	})
-	if errors.Is(err, subscribe.ErrExpired) { // away for too long: begin with the state
+	if errors.Is(err, subscribe.ErrExpired) { // it was away for too long: the next run begins with the state
 		return errors.Join(err, os.Remove(position))
 	}
 	return err

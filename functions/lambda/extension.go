@@ -12,13 +12,13 @@ import (
 
 const (
 	extensionName = "logplane"
-	// The headers of AWS's API for extensions.
+	// Headers of AWS's API for extensions.
 	extensionNameHeader = "Lambda-Extension-Name"
 	extensionIDHeader   = "Lambda-Extension-Identifier"
 )
 
-// extend registers an extension that asks for no events. Only for functions that have one does the platform send
-// SIGTERM before it ends them, half a second before. AWS's library for Go does the same. Without an extension the
+// extend registers an extension that asks for no events. Only if a function has an extension does the platform send
+// SIGTERM half a second before it ends the process. AWS's library for Go does the same. If the registration fails, the
 // function works all the same.
 func (r *runtime) extend(ctx context.Context) {
 	id, err := r.register(ctx)
@@ -26,8 +26,8 @@ func (r *runtime) extend(ctx context.Context) {
 		slog.Warn("the platform will end this process without a word: it takes no extension", "error", err)
 		return
 	}
-	// The platform waits for the question until it calls the function. There is no answer to it, as there are no
-	// events, until the process ends.
+	// The platform calls the function only after the extension has asked for its next event. It never answers, as there
+	// are no events, until the process ends.
 	go func() {
 		response, err := r.ask(ctx, http.MethodGet, "event/next", nil, extensionIDHeader, id)
 		if err == nil {

@@ -1,25 +1,27 @@
 // Package lambda runs handlers on AWS Lambda's runtime API.
 //
-// Nouns. An invocation is one call of the function, with an event that says what for. A front is what makes an HTTP
-// request into an event and our answer into a response: a function URL or one of the kinds of API Gateway. A job is
-// work that a schedule or a queue asks for.
+// Nouns. An invocation is one call of the function, with an event that says what it is for. A front turns an HTTP
+// request into an event, and our answer into a response: it is a function URL or one of the kinds of API Gateway. A job
+// is work that a schedule or a queue asks for.
 //
 // The path of an invocation through the package:
 //
-//  1. runtime.go asks the runtime API for the next one. Nothing runs until it comes: the platform freezes the process.
-//  2. After a freeze the handler's connections may be dead. Thawed is called before the invocation is handled.
-//  3. request.go makes the event an http.Request, and response.go the answer what the front passes on, streamed where
-//     it streams.
-//  4. metrics.go writes what was counted, once a minute at most. The client has its answer, and the platform waits
-//     until the next invocation is asked for.
+//  1. runtime.go asks the runtime API for the next invocation. Nothing runs until it comes: the platform freezes the
+//     process.
+//  2. After a freeze the handler's connections may be dead. So Thawed is called before the invocation is handled.
+//  3. request.go turns the event into an http.Request. response.go turns the answer into the form that the front passes
+//     on, and streams it if the front does.
+//  4. metrics.go writes what was counted, at most once a minute. The client already has its answer, and the platform
+//     waits until the loop asks for the next invocation.
 //
-// The platform ends an idle process. It kills a process without extensions, and tells others before: so extension.go
-// registers one that does nothing. The loop then ends, what was counted since the last line is written, and the caller
-// closes its connections.
+// The platform ends an idle process. It kills a process without extensions, but warns one that has an extension. So
+// extension.go registers an extension that does nothing. When the warning comes, the loop ends, writes what was counted
+// since the last line, and the caller closes its connections.
 //
-// The library of AWS for Go has such a loop too. It does not set Lambda-Runtime-Function-Response-Mode, which AWS's
-// specification of custom runtimes requires for a response that is streamed, and which AWS's runtime for Rust sends. It
-// does not let the process tell the platform that its initialization failed, and it has no form for the events of API
+// AWS's library for Go has such a loop too. It does not set Lambda-Runtime-Function-Response-Mode, which AWS's
+// specification of custom runtimes requires for a streamed response, and which AWS's runtime for Rust sends. It does
+// not let the process tell the platform that its initialization failed, and it has no form for the events of API
+// Gateway REST. So this package has its own loop, and uses only the library's types of events.
 // Gateway REST. So this package has its own, and takes only the events' types from there.
 package lambda
 
@@ -39,27 +41,27 @@ import (
 type Config struct {
 	// Address of the runtime API.
 	Address string
-	// Buffered answers a function URL whose InvokeMode is BUFFERED, which is what AWS chooses when nobody says. The
-	// default is RESPONSE_STREAM.
+	// Buffered is set for a function URL whose InvokeMode is BUFFERED, which is AWS's default. If it is not set, the
+	// InvokeMode must be RESPONSE_STREAM.
 	Buffered bool
-	// Thawed, if set, is called before an invocation that comes after the process may have been frozen. It must return
-	// within a second or so: the client waits.
+	// Thawed, if set, is called before an invocation if the process may have been frozen before it. It must return
+	// within a second or so, since the client waits.
 	Thawed func(ctx context.Context)
 	// Metrics, if set, are written after invocations.
 	Metrics *Metrics
 }
 
-// Address is where the runtime API is, empty where the process does not run on Lambda.
+// Address is the address of the runtime API. It is empty if the process does not run on Lambda.
 func Address() string { return os.Getenv("AWS_LAMBDA_RUNTIME_API") }
 
 const (
 	// margin is how long before the platform's deadline an invocation ends by itself, with an answer.
 	margin = 500 * time.Millisecond
-	// still is after how long without an invocation the process may have been frozen for long enough to matter.
+	// still is how long the process must have had no invocation for a freeze to matter.
 	still = 2 * time.Second
 )
 
-// ErrServing is an error of a function that had begun to serve. It is too late then for FailInit.
+// ErrServing is an error of a function that has begun to serve. It is then too late for FailInit.
 var ErrServing = errors.New("the function's process must end")
 
 // ServeHTTP answers invocations that are HTTP requests until ctx ends or the runtime API fails.
@@ -69,11 +71,11 @@ func ServeHTTP(ctx context.Context, h http.Handler, c Config) error {
 }
 
 // RunJob runs the job once for each invocation, whatever its event is, until ctx ends or the runtime API fails. The
-// report of a job is the function's answer, as JSON; its error is the function's. A job is the work that there is, and
-// never that of one message: so a queue's messages are all done, or all delivered again.
+// function's answer is the job's report, as JSON; its error is the job's error. A job does all the work that there is,
+// not only that of one message. So all messages of a queue are done, or all are delivered again.
 //
-// A job that panics is a failed invocation, and the end of the process, as with AWS's own runtimes: what it had in
-// memory is not to be trusted.
+// If a job panics, the invocation fails and the process ends, as with AWS's own runtimes, because what the process has
+// in memory cannot be trusted any more.
 func RunJob(ctx context.Context, job func(context.Context) (report any, err error), c Config) error {
 	return loop(ctx, c, func(ctx context.Context, i *invocation) error {
 		report, err := guarded(ctx, job)
@@ -94,7 +96,7 @@ func RunJob(ctx context.Context, job func(context.Context) (report any, err erro
 
 var errPanicked = errors.New("the job panicked: see the function's log")
 
-// guarded is the job, whose panics are errors.
+// guarded runs the job, and turns a panic into an error.
 func guarded(ctx context.Context, job func(context.Context) (any, error)) (report any, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -105,12 +107,12 @@ func guarded(ctx context.Context, job func(context.Context) (any, error)) (repor
 	return job(ctx)
 }
 
-// FailInit tells the platform why the process cannot begin. Otherwise it would only learn that the process ended.
+// FailInit tells the platform why the process cannot start. Otherwise the platform learns only that the process ended.
 func FailInit(ctx context.Context, address string, why error) error {
 	return newRuntime(address).failInit(ctx, why)
 }
 
-// loop handles one invocation after the other.
+// loop handles one invocation after another.
 func loop(ctx context.Context, c Config, handle func(context.Context, *invocation) error) error {
 	r := newRuntime(c.Address)
 	r.extend(ctx)
@@ -125,10 +127,11 @@ func loop(ctx context.Context, c Config, handle func(context.Context, *invocatio
 			return fmt.Errorf("%w: %w", ErrServing, err)
 		}
 		limited, cancel := i.context(ctx)
-		// A process that was frozen need not know: its clock may have stood still. The deadlines are by the platform's,
-		// one timeout after each invocation began. So this also finds a freeze in the middle of the last one.
+		// A process may not notice that it was frozen, because its clock may have stood still. The deadlines are by the
+		// platform's clock, each one timeout after its invocation began. So comparing them shows a freeze, even one in
+		// the middle of the last invocation.
 		rested := i.deadline.Sub(last)
-		if last.IsZero() { // the platform may have started the process long before it is needed
+		if last.IsZero() { // the platform may have started the process long before its first invocation
 			rested = time.Now().Round(0).Sub(began)
 		}
 		if c.Thawed != nil && rested > still {
@@ -140,13 +143,13 @@ func loop(ctx context.Context, c Config, handle func(context.Context, *invocatio
 		if err != nil && (errors.Is(err, errPanicked) || i.deadline.IsZero() || time.Now().Before(i.deadline)) {
 			return fmt.Errorf("%w: invocation %s: %w", ErrServing, i.id, err)
 		}
-		if err != nil { // it was frozen in the middle, and nobody waits for this answer any more
+		if err != nil { // the process was frozen during the invocation, and nobody waits for its answer any more
 			slog.Warn("an answer came too late", "invocation", i.id, "error", err)
 		}
 		c.Metrics.write(false)
 	}
 }
 
-// errNotHTTP is for whoever sends an event that is no request.
+// errNotHTTP is the answer to an event that is not an HTTP request.
 var errNotHTTP = errors.New("this function serves the Kubernetes API behind a function URL or API Gateway, and the event is no HTTP request: " +
 	"schedules and queues call a function whose handler is 'projector', 'lifecycle' or 'expiry'")

@@ -11,27 +11,27 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// every is how often metrics are written at most. What a line has is stored, and paid for, by its size.
+// every is how often metrics are written at most. The platform stores each line and charges for its size.
 const every = time.Minute
 
-// Metrics writes a few metrics as lines in CloudWatch's embedded metric format: the platform reads them from the
-// function's log, and nothing is asked of this process between invocations.
+// Metrics writes a few metrics as lines in CloudWatch's embedded metric format. The platform reads them from the
+// function's log, so this process does nothing for them between invocations.
 type Metrics struct {
-	// From is where they come from.
+	// From is the source of the metrics.
 	From prometheus.Gatherer
-	// Names of those that are written. Metrics with labels are summed up.
+	// Names of the metrics that are written. The values of a metric with labels are added up.
 	Names []string
-	// Function is the dimension by which CloudWatch keeps them apart.
+	// Function is the dimension by which CloudWatch tells the functions apart.
 	Function string
 	// To is the function's log: standard output.
 	To io.Writer
 
 	written time.Time
-	before  map[string]float64 // counters, as of the last line
+	before  map[string]float64 // values of the counters at the last line
 }
 
-// write writes one line, unless the last one is younger than a minute. At the end of the process it writes what came
-// since. CloudWatch sums up, so a counter is what was added since the last line.
+// write writes one line, unless the last one is younger than a minute. At the end of the process it writes what was
+// counted since. CloudWatch adds values up, so a counter's value is the increase since the last line.
 func (m *Metrics) write(end bool) {
 	if m == nil || !end && time.Since(m.written) < every {
 		return
@@ -64,7 +64,7 @@ func (m *Metrics) write(end bool) {
 	line := map[string]any{"Function": m.Function}
 	for _, name := range m.Names {
 		value, found := values[name]
-		if !found { // nothing has been counted under any label
+		if !found { // nothing has been counted yet
 			continue
 		}
 		line[name] = value
@@ -82,7 +82,7 @@ func (m *Metrics) write(end bool) {
 	m.written, m.before = now, counted
 }
 
-// total sums up a metric over its labels, and says whether it only grows.
+// total adds up a metric over its labels, and says whether it is a counter.
 func total(f *dto.MetricFamily) (sum float64, isCounter bool) {
 	for _, m := range f.GetMetric() {
 		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() // each is one or the other

@@ -17,11 +17,11 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 )
 
-// kind of a front.
+// kind is the kind of a front.
 type kind int
 
 const (
-	// notHTTP is an event that is no request.
+	// notHTTP is an event that is not an HTTP request.
 	notHTTP kind = iota
 	// functionURL is a function URL.
 	functionURL
@@ -33,10 +33,10 @@ const (
 	loadBalancer
 )
 
-// tokenHeader has the Authorization of a client whose own Authorization signs the request for AWS.
+// tokenHeader carries the client's token if its Authorization header holds the AWS signature of the request.
 const tokenHeader = "X-Logplane-Authorization"
 
-// kindOf tells by the form of an event which front it is from.
+// kindOf tells from the form of an event which kind of front it comes from.
 func kindOf(event []byte) kind {
 	var e struct {
 		HTTPMethod     string `json:"httpMethod"`
@@ -61,7 +61,7 @@ func kindOf(event []byte) kind {
 	return notHTTP
 }
 
-// requestOf makes an event of the kind a request as net/http's server would.
+// requestOf turns an event of this kind into a request like net/http's server would make.
 func requestOf(ctx context.Context, k kind, event []byte) (*http.Request, error) {
 	if k == restAPI {
 		return restRequest(ctx, event)
@@ -77,7 +77,7 @@ func requestOf(ctx context.Context, k kind, event []byte) (*http.Request, error)
 		return nil, fmt.Errorf("decode the event: %w", err)
 	}
 	header := http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(e.Headers)) { // one header may be there in two spellings
+	for _, name := range slices.Sorted(maps.Keys(e.Headers)) { // one header may occur in two spellings
 		canonical := http.CanonicalHeaderKey(name)
 		header[canonical] = append(header[canonical], parted(canonical, e.Headers[name])...)
 	}
@@ -96,14 +96,15 @@ func requestOf(ctx context.Context, k kind, event []byte) (*http.Request, error)
 	})
 }
 
-// restRequest makes an event of payload version 1.0 a request. It has every value of a header by itself.
+// restRequest turns an event of payload version 1.0 into a request. Such an event lists each value of a header
+// separately.
 func restRequest(ctx context.Context, event []byte) (*http.Request, error) {
 	var e events.APIGatewayProxyRequest
 	if err := json.Unmarshal(event, &e); err != nil {
 		return nil, fmt.Errorf("decode the event: %w", err)
 	}
 	header, alone := http.Header{}, http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(e.MultiValueHeaders)) { // one header may be there in two spellings
+	for _, name := range slices.Sorted(maps.Keys(e.MultiValueHeaders)) { // one header may occur in two spellings
 		canonical := http.CanonicalHeaderKey(name)
 		header[canonical] = append(header[canonical], e.MultiValueHeaders[name]...)
 	}
@@ -128,8 +129,8 @@ func restRequest(ctx context.Context, event []byte) (*http.Request, error) {
 	})
 }
 
-// parted takes a header apart that a front has joined with commas. Only those of which every value counts by itself
-// are: elsewhere a comma is part of the value, or means the same.
+// parted splits a header that a front has joined with commas. It splits only headers whose values each count
+// separately. In other headers a comma is a part of the value, or the joined form means the same.
 func parted(name, joined string) []string {
 	if name != "Impersonate-Group" && !strings.HasPrefix(name, "Impersonate-Extra-") {
 		return []string{joined}
@@ -141,7 +142,7 @@ func parted(name, joined string) []string {
 	return values
 }
 
-// parts of a request.
+// parts are the parts of a request.
 type parts struct {
 	method, path, query string
 	header              http.Header
@@ -150,7 +151,7 @@ type parts struct {
 	from, host          string
 }
 
-// inPath escapes what would end a path.
+// inPath escapes the characters that would end a path.
 var inPath = strings.NewReplacer("?", "%3F", "#", "%23")
 
 func newRequest(ctx context.Context, p parts) (*http.Request, error) {
@@ -168,7 +169,7 @@ func newRequest(ctx context.Context, p parts) (*http.Request, error) {
 	if p.query != "" {
 		target += "?" + p.query
 	}
-	u, err := url.ParseRequestURI(target) // as of a request line: what follows '//' is no host
+	u, err := url.ParseRequestURI(target) // as in a request line, what follows '//' is not a host
 	if err != nil {
 		return nil, fmt.Errorf("read the request line: %w", err)
 	}

@@ -21,10 +21,10 @@ import (
 // front answers invocations by an HTTP handler.
 type front struct {
 	handler  http.Handler
-	buffered bool // also for a function URL
+	buffered bool // function URLs are answered without streaming too
 }
 
-// invoke answers one invocation. Its error is that of the runtime API.
+// invoke answers one invocation. It returns only errors of the runtime API.
 func (f front) invoke(ctx context.Context, i *invocation) error {
 	k := kindOf(i.event)
 	switch k {
@@ -54,7 +54,7 @@ func (f front) invoke(ctx context.Context, i *invocation) error {
 	return i.answer(ctx, encoded)
 }
 
-// stream answers while the handler writes.
+// stream passes the answer on while the handler writes it.
 func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error {
 	reader, writer := io.Pipe()
 	ended := make(chan struct{})
@@ -65,17 +65,17 @@ func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error
 			_ = writer.CloseWithError(errors.New("the response was cut off"))
 			return
 		}
-		w.WriteHeader(http.StatusOK) // unless it was
+		w.WriteHeader(http.StatusOK) // does nothing if the handler has written one
 		_ = writer.Close()
 	}()
 	err := i.stream(ctx, reader)
-	_ = reader.CloseWithError(io.ErrClosedPipe) // the handler may still write
-	<-ended                                     // by the deadline: nothing goes on once the next invocation is asked for
+	_ = reader.CloseWithError(io.ErrClosedPipe) // so that a handler that still writes fails
+	<-ended                                     // by the deadline: nothing may run after this invocation
 	return err
 }
 
-// serve runs the handler as net/http's server would, except that a panic does not end the process. It reports whether
-// the answer was cut off after it had begun.
+// serve runs the handler as net/http's server would. If the handler panics before the answer has begun, serve answers
+// 500. It reports whether the answer was cut off after it had begun.
 func (f front) serve(w interface {
 	http.ResponseWriter
 	begun() bool
@@ -86,12 +86,12 @@ func (f front) serve(w interface {
 		if cause == nil {
 			return
 		}
-		if cause != http.ErrAbortHandler { // whoever gave up has logged it
+		if cause != http.ErrAbortHandler { // the handler that gave up has logged the reason
 			slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
 		}
 		if cut = w.begun(); !cut {
 			refused := refusal(http.StatusInternalServerError, "the request panicked: see the function's log")
-			clear(w.Header()) // it describes what will not come
+			clear(w.Header()) // they describe an answer that will not come
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(refused.code)
 			_, _ = w.Write(refused.body.Bytes())
@@ -101,19 +101,20 @@ func (f front) serve(w interface {
 	return false
 }
 
-// bodiless is a code of which an answer has no body, like one to HEAD. net/http's server drops what a handler writes.
+// bodiless says that an answer with this code has no body, like one to HEAD. As in net/http's server, what a handler
+// writes to its body is dropped.
 func bodiless(code int) bool { return code == http.StatusNoContent || code == http.StatusNotModified }
 
-// whole is an answer that is passed on when it is complete.
+// whole is an answer that is passed on once it is complete.
 type whole struct {
 	header http.Header
 	head   bool // the request's method is HEAD
 	code   int
 	body   bytes.Buffer
-	large  bool // it had more than can be passed on, and is not held
+	large  bool // the answer was too large to be passed on, and its body was dropped
 }
 
-// errLarge ends a handler whose answer nobody will get.
+// errLarge ends a handler whose answer is too large.
 var errLarge = errors.New("the answer is larger than can be passed on")
 
 // Header implements http.ResponseWriter.
@@ -139,12 +140,12 @@ func (w *whole) Write(p []byte) (int, error) {
 	return w.body.Write(p)
 }
 
-// Flush implements http.Flusher, which upstream looks for.
+// Flush implements http.Flusher, which upstream's handlers look for.
 func (w *whole) Flush() { w.WriteHeader(http.StatusOK) }
 
 func (w *whole) begun() bool { return w.code != 0 }
 
-// refusal is the answer to what cannot be served, a Status as for every error of the API.
+// refusal is the answer to a request that cannot be served: a Status, like every error of the API.
 func refusal(code int, message string) *whole {
 	reasons := map[int]metav1.StatusReason{
 		http.StatusBadRequest: metav1.StatusReasonBadRequest, http.StatusInternalServerError: metav1.StatusReasonInternalError,
@@ -154,11 +155,11 @@ func refusal(code int, message string) *whole {
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reasons[code], Message: message,
 	}
 	w := &whole{header: http.Header{"Content-Type": {"application/json"}}, code: code}
-	_ = json.NewEncoder(&w.body).Encode(status) // into memory
+	_ = json.NewEncoder(&w.body).Encode(status) // cannot fail: it writes into memory
 	return w
 }
 
-// answer is a response as a front takes it.
+// answer is a response in the form that a front takes.
 type answer struct {
 	StatusCode        int                 `json:"statusCode"`
 	StatusDescription string              `json:"statusDescription,omitempty"`
@@ -169,7 +170,7 @@ type answer struct {
 	Base64            bool                `json:"isBase64Encoded"`
 }
 
-// encode makes an answer what the front takes.
+// encode turns an answer into the form that the front takes.
 func encode(k kind, w *whole) []byte {
 	w.WriteHeader(http.StatusOK)
 	a := answer{StatusCode: w.code}
@@ -187,12 +188,12 @@ func encode(k kind, w *whole) []byte {
 	}
 	var encoded bytes.Buffer
 	e := json.NewEncoder(&encoded)
-	e.SetEscapeHTML(false) // it would only be longer
-	_ = e.Encode(a)        // strings, into memory
+	e.SetEscapeHTML(false) // it would only make the answer longer
+	_ = e.Encode(a)        // cannot fail: strings, written into memory
 	return encoded.Bytes()
 }
 
-// joined are headers as a front takes them that has one value for each.
+// joined returns headers for a front that takes one value for each header.
 func joined(h http.Header) (headers map[string]string, cookies []string) {
 	headers = map[string]string{}
 	for name, values := range h {
@@ -203,8 +204,8 @@ func joined(h http.Header) (headers map[string]string, cookies []string) {
 	return headers, slices.Clone(h["Set-Cookie"])
 }
 
-// streamed is an answer that is passed on as it is written. What comes first is JSON with the code and the headers, and
-// then eight zeros.
+// streamed is an answer that is passed on as it is written. It begins with JSON that has the code and the headers, and
+// eight zero bytes.
 type streamed struct {
 	header http.Header
 	head   bool // the request's method is HEAD
@@ -227,11 +228,11 @@ func (s *streamed) WriteHeader(code int) {
 		Cookies    []string          `json:"cookies,omitempty"`
 	}{StatusCode: code}
 	a.Headers, a.Cookies = joined(s.header)
-	first, _ := json.Marshal(a) // strings always can be encoded
+	first, _ := json.Marshal(a) // strings can always be encoded
 	_, _ = s.to.Write(append(first, make([]byte, 8)...))
 }
 
-// Write implements http.ResponseWriter. It fails when nobody reads on.
+// Write implements http.ResponseWriter. It fails when nobody reads the answer any more.
 func (s *streamed) Write(p []byte) (int, error) {
 	s.WriteHeader(http.StatusOK)
 	if s.head || bodiless(s.code) {
@@ -240,7 +241,7 @@ func (s *streamed) Write(p []byte) (int, error) {
 	return s.to.Write(p)
 }
 
-// Flush implements http.Flusher. What is written has been passed on.
+// Flush implements http.Flusher. The body needs no flushing, since Write passes it on at once.
 func (s *streamed) Flush() { s.WriteHeader(http.StatusOK) }
 
 func (s *streamed) begun() bool { return s.code != 0 }

@@ -18,7 +18,7 @@ const (
 
 	// mostEvent bounds an event, in bytes. The platform's own bound is 6 MiB.
 	mostEvent = 16 << 20
-	// mostAnswer is how many bytes of an answer the platform passes on unless it is streamed.
+	// mostAnswer is how many bytes of an answer the platform passes on if it is not streamed.
 	mostAnswer = 6 << 20
 
 	responseModeHeader = "Lambda-Runtime-Function-Response-Mode"
@@ -33,7 +33,7 @@ type runtime struct {
 }
 
 func newRuntime(address string) *runtime {
-	// Without a timeout: the next invocation may come in an hour. Without a proxy, because the API is in this machine.
+	// The client has no timeout, since the next invocation may come in an hour; and no proxy, since the API is local.
 	return &runtime{
 		base: "http://" + address + "/" + version + "/runtime/", extensions: "http://" + address + "/" + extensionsVersion + "/extension/",
 		client: &http.Client{Transport: &http.Transport{}},
@@ -86,7 +86,7 @@ func (i *invocation) answer(ctx context.Context, encoded []byte) error {
 	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", bytes.NewReader(encoded), nil)
 }
 
-// left bounds an answer, which takes as long as its client: the platform ends the invocation after that.
+// left bounds an answer, which may take as long as its client takes to read it, but not longer than the invocation.
 func (i *invocation) left() time.Duration {
 	if i.deadline.IsZero() {
 		return longest
@@ -94,15 +94,15 @@ func (i *invocation) left() time.Duration {
 	return min(max(time.Until(i.deadline), 0), longest) + failTime
 }
 
-// stream ends the invocation with what the reader yields, as it yields it. An error of the reader ends the response as
-// one that is broken.
+// stream ends the invocation with what the reader yields, as it yields it. If the reader fails, the response ends as a
+// broken one.
 func (i *invocation) stream(ctx context.Context, from io.Reader) error {
 	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", from, func(r *http.Request) {
 		ending := &breaking{Reader: from, trailer: http.Header{errorTypeHeader: nil, errorBodyHeader: nil}}
 		r.Body, r.ContentLength, r.Trailer = io.NopCloser(ending), -1, ending.trailer
 		r.Header.Set(responseModeHeader, "streaming")
 		r.Header.Set("Content-Type", "application/vnd.awslambda.http-integration-response")
-		r.Close = true // as the specification says
+		r.Close = true // required by the specification
 	})
 }
 
@@ -124,12 +124,12 @@ type failure struct {
 func (r *runtime) fail(ctx context.Context, path, kind string, why error) error {
 	encoded, err := json.Marshal(failure{why.Error(), kind})
 	if err != nil {
-		return err // a string always can be encoded
+		return err // strings can always be encoded
 	}
 	return r.post(ctx, failTime, path, bytes.NewReader(encoded), func(request *http.Request) { request.Header.Set(errorTypeHeader, kind) })
 }
 
-// post is not cut short by the end of ctx, which leaves a margin for it.
+// post ignores the end of ctx, whose margin is meant for it. Only 'within' bounds it.
 func (r *runtime) post(ctx context.Context, within time.Duration, path string, body io.Reader, with func(*http.Request)) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
@@ -156,11 +156,11 @@ func (r *runtime) post(ctx context.Context, within time.Duration, path string, b
 const (
 	// longest is how long an invocation may take.
 	longest = 15 * time.Minute
-	// failTime bounds the message that something failed.
+	// failTime bounds the request that reports a failure.
 	failTime = 5 * time.Second
 )
 
-// breaking ends at an error of its reader, and says so in trailers: a body itself can only be cut off or end well.
+// breaking ends at its reader's error and reports it in trailers. Without them a body can only be cut off or end well.
 type breaking struct {
 	io.Reader
 	trailer http.Header
@@ -170,7 +170,7 @@ type breaking struct {
 func (b *breaking) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	if err != nil && err != io.EOF {
-		encoded, _ := json.Marshal(failure{err.Error(), "Logplane.ResponseCut"}) // strings always can be encoded
+		encoded, _ := json.Marshal(failure{err.Error(), "Logplane.ResponseCut"}) // strings can always be encoded
 		b.trailer.Set(errorTypeHeader, "Logplane.ResponseCut")
 		b.trailer.Set(errorBodyHeader, base64.StdEncoding.EncodeToString(encoded))
 		err = io.EOF

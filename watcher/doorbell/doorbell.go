@@ -1,9 +1,9 @@
-// Package doorbell calls functions when there is work for them, so that none of them has to ask.
+// Package doorbell calls functions when there is work for them, so that they need not poll.
 //
 // A watcher reads the log in any case. It tells the Bell of each change, and the Bell rings at each of its URLs: once,
-// and then not again for a while. What comes meanwhile is one more ring at the end of it. So every change is followed
-// by a ring, and a cell in which nothing changes has none. A ring means nothing but 'look': it may be lost, and there
-// may be several.
+// and then not again for a while. If more changes come meanwhile, it rings once more at the end of that time. So a ring
+// follows every change, and a cell in which nothing changes gets no rings. A ring only means 'look': it may be lost,
+// and there may be several.
 package doorbell
 
 import (
@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// ringTime bounds one ring.
+	// ringTime bounds one try of a ring.
 	ringTime = 5 * time.Second
 	// tries is how often a ring is tried.
 	tries = 5
@@ -53,7 +53,7 @@ type door struct {
 	work            chan struct{}
 }
 
-// New returns a bell that rings at each URL at most once in the time. A URL is one of:
+// New returns a bell that rings at each URL at most once per 'every'. A URL is one of:
 //
 //   - https://lambda.REGION.amazonaws.com/2015-03-31/functions/NAME/invocations, which calls a function and does not
 //     wait for it;
@@ -89,17 +89,17 @@ func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error)
 	return b, nil
 }
 
-// String is the URL without its query, which may hold a key.
+// String is the URL without its query, since the query may hold a key.
 func (d *door) String() string {
 	return (&url.URL{Scheme: d.url.Scheme, Host: d.url.Host, Path: d.url.Path}).String()
 }
 
-// Work says that there is work. It never waits.
+// Work says that there is work. It never blocks.
 func (b *Bell) Work() {
 	for _, d := range b.doors {
 		select {
 		case d.work <- struct{}{}:
-		default: // the ring that is to come will do
+		default: // a ring is already waiting
 		}
 	}
 }
@@ -125,7 +125,7 @@ func (b *Bell) Run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// ring tries some times, with longer and longer pauses between: half a minute in all at most.
+// ring tries several times, with longer and longer pauses: half a minute in all at most.
 func (b *Bell) ring(ctx context.Context, d *door) {
 	for try := 0; ; try++ {
 		err := b.post(ctx, d)
