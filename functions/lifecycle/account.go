@@ -17,7 +17,7 @@ import (
 // ofAccounts selects the Secrets that hold tokens of service accounts.
 var ofAccounts = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeServiceAccountToken)).String()}
 
-// accountsOfState returns the tasks of all service accounts that Secrets with tokens name.
+// accountsOfState returns a task for each service account that a Secret with a token names.
 func (l *Lifecycle) accountsOfState(ctx context.Context) ([]task, error) {
 	secrets, err := l.client.CoreV1().Secrets("").List(ctx, ofAccounts)
 	if err != nil {
@@ -30,8 +30,8 @@ func (l *Lifecycle) accountsOfState(ctx context.Context) ([]task, error) {
 	return slices.Collect(maps.Keys(accounts)), nil
 }
 
-// revokeTokens deletes the Secrets with tokens of a service account that is gone, as upstream's token controller does.
-// The tokens were no longer good from the account's deletion on.
+// revokeTokens deletes the Secrets that hold tokens of a service account that is gone, as upstream's token controller
+// does. The tokens became invalid when the account was deleted.
 func (l *Lifecycle) revokeTokens(ctx context.Context, t task) error {
 	namespace, name := objectNamespace(t), objectName(t)
 	account, err := l.client.CoreV1().ServiceAccounts(namespace).Get(ctx, name, metav1.GetOptions{})

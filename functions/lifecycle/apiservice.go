@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// availableInterval is how often a remote server that can be reached is looked at again, unavailableInterval how
-	// often one that cannot.
+	// availableInterval is how often a remote server that can be reached is checked; unavailableInterval how often one
+	// that cannot.
 	availableInterval   = 30 * time.Second
 	unavailableInterval = 5 * time.Second
 )
 
-// tasksOfVersions returns the tasks of groups of custom resources and of APIServices.
+// tasksOfVersions returns a task for each group of custom resources, and one for each remote APIService.
 func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, services []apiregistrationv1.APIService) []task {
 	groups := map[string]bool{}
 	for _, d := range definitions {
@@ -46,10 +46,10 @@ func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, ser
 	return tasks
 }
 
-// registerVersions makes the APIServices of a group's custom resources what its definitions say. The API does not need
-// them: clients do. It is what upstream's controller of registrations does. An APIService that nobody made for this
-// server is left alone. One of a built-in version comes with bootstrap, and goes here when no version of Kubernetes has
-// it any more.
+// registerVersions makes the APIServices of a group's custom resources match its definitions. The API does not need
+// APIServices, but clients do. Upstream's registration controller does the same. An APIService that was not made for
+// this server is left alone. The APIService of a built-in version is made by bootstrap. This task deletes it once no
+// version of Kubernetes has that version any more.
 func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
 	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -85,7 +85,7 @@ func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
 	return errors.Join(failed...)
 }
 
-// registerVersion makes an APIService what is wanted; nil for none.
+// registerVersion makes an APIService match what is wanted; nil means that none is wanted.
 func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregistrationv1.APIService) error {
 	managed := aggregation.Managed(found)
 	if managed == "" || customresources.IsBuiltin(found.Spec.Group, found.Spec.Version) {
@@ -107,7 +107,7 @@ func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregis
 }
 
 // checkRemote writes into the status of a remote APIService whether its server can be reached. Nothing in the log says
-// when that changes, so it looks again after a while. A process that forwards requests does not need the status.
+// when that changes, so it checks again after a while. Processes that forward requests do not need the status.
 func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
 	service, err := l.registrations.APIServices().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -120,11 +120,11 @@ func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
 		return nil
 	}
 	condition, err := l.config.CheckRemote(ctx, service)
-	if err != nil { // what the status says may still be so
+	if err != nil { // the status stays as it is, since it may still be true
 		return fmt.Errorf("check the server of APIService %q: %w", name, err)
 	}
 	before := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available)
-	if before == nil || before.Status != condition.Status || before.Reason != condition.Reason { // a message may be another each time
+	if before == nil || before.Status != condition.Status || before.Reason != condition.Reason { // messages vary
 		changed := service.DeepCopy()
 		helper.SetAPIServiceCondition(changed, condition)
 		_, err := l.registrations.APIServices().UpdateStatus(ctx, changed, metav1.UpdateOptions{})

@@ -17,11 +17,11 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Who deletes a namespace, an owner or a definition has deleted what goes with it. So each event that a task writes
-// because of a deletion names that as its cause.
+// Whoever deletes a namespace, an owner or a definition also deletes what goes with it. So each event that a task
+// writes because of a deletion names that deletion as its cause.
 
-// controllers are upstream's that do the work of tasks. To webhooks, policies and audits the task is the controller:
-// they exempt it by name.
+// controllers are the upstream controllers whose work the tasks do. To webhooks, policies and audits a task appears as
+// that controller, since they exempt it by name.
 var controllers = map[kind]string{
 	namespaceTask:  "namespace-controller",
 	strayTask:      "namespace-controller",
@@ -35,15 +35,15 @@ var controllers = map[kind]string{
 	tokenTask:      "token-cleaner",
 }
 
-// knownDeletion is what is known of an object's.
+// knownDeletion is what is known of the deletion of an object.
 type knownDeletion struct {
 	cause eventlog.Cause
-	// elsewhere says that the object was never there, and that one with its uid is in another namespace.
+	// elsewhere says that the object never existed in that namespace, and one with its uid is in another namespace.
 	elsewhere bool
 }
 
-// because returns a context whose writes name what caused the deletion of an object, if that is known. The object is
-// being deleted or gone. Without a uid, it is the last one of the name.
+// because returns a context whose writes name the cause of an object's deletion, if that is known. The object is being
+// deleted or is gone. Without a uid, it is the last object of that name.
 func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.Context, error) {
 	known, ok := l.deletions.Get(o)
 	if !ok {
@@ -61,7 +61,7 @@ func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.C
 	return ctx, nil
 }
 
-// deletionOfOwner looks for the deletion of an owner that a dependent in the namespace names.
+// deletionOfOwner looks up the deletion of an owner that a dependent in the namespace names.
 func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference, namespace string) (knownDeletion, error) {
 	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
@@ -90,8 +90,8 @@ func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference
 	return d, nil
 }
 
-// reportOwner writes the Event of upstream's collector about an owner that is in another namespace than the dependent
-// says. Its name is the same however often a task looks.
+// reportOwner writes the Event with which upstream's collector reports an owner that is in another namespace than the
+// dependent says. The Event's name is always the same, so repeated looks do not write another one.
 func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata, owner metav1.OwnerReference) error {
 	kind, err := l.kinds.mapper.KindFor(resource)
 	if err != nil {
@@ -110,7 +110,7 @@ func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersio
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
 	_, err = l.client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) { // as upstream, which tells its log
+	if err != nil && !apierrors.IsAlreadyExists(err) { // only logged, as upstream does
 		l.config.Logger.WarnContext(ctx, "an Event about an owner in another namespace was refused", "object", item.Namespace+"/"+item.Name, "error", err)
 	}
 	return nil

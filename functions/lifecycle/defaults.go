@@ -15,10 +15,10 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// A namespace gets its account and its certificate in its own write (package namespaces). What is here gives them back
-// to a namespace that has lost them, or that is older than this version or than the certificate.
+// A namespace gets its account and its certificate in its own write (package namespaces). The task here restores them
+// in a namespace that has lost them, or that is older than this version of Logplane or than the certificate.
 
-// isDefault says whether every namespace has the object of a key.
+// isDefault says whether the key is of an object that every namespace has.
 func isDefault(k eventlog.Key) bool {
 	return k.Group == "" && (k.Resource == "serviceaccounts" && k.Name == namespaces.DefaultAccount || k.Resource == "configmaps" && k.Name == namespaces.RootCA)
 }
@@ -32,14 +32,14 @@ func (l *Lifecycle) lacksDefaults(ctx context.Context, view *projection.View, na
 			return false, fmt.Errorf("look at what namespace '%s' has: %w", namespace, err)
 		}
 		_, certificate := d.Object.(*corev1.ConfigMap)
-		if !found || certificate && !bytes.Contains(row.Value, l.config.RootCA) { // an encrypted one is looked at again
+		if !found || certificate && !bytes.Contains(row.Value, l.config.RootCA) { // if encrypted, the task compares
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// giveDefaults gives a namespace what every namespace has.
+// giveDefaults creates the objects that every namespace has.
 func (l *Lifecycle) giveDefaults(ctx context.Context, name string) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && namespace.DeletionTimestamp != nil {
@@ -62,7 +62,7 @@ func (l *Lifecycle) giveDefaults(ctx context.Context, name string) error {
 	return nil
 }
 
-// publish creates the ConfigMap, or corrects it.
+// publish creates the ConfigMap, or corrects its content.
 func (l *Lifecycle) publish(ctx context.Context, wanted *corev1.ConfigMap) error {
 	client := l.client.CoreV1().ConfigMaps(wanted.Namespace)
 	has, err := client.Get(ctx, wanted.Name, metav1.GetOptions{})

@@ -21,7 +21,7 @@ import (
 )
 
 // emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then removes its finalizer. It
-// takes the place of upstream's finalizer, which polls. This one returns and waits for events.
+// replaces upstream's finalizer, which polls. This task returns and waits for events instead.
 func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -40,7 +40,7 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	if ctx, err = l.because(ctx, dependents.Object{Group: definitionGroup, Resource: "customresourcedefinitions", Name: t.name, UID: definition.UID}); err != nil {
 		return err
 	}
-	// This comes before the look at the instances, as for a namespace.
+	// settle comes before the look at the instances, as for a namespace.
 	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
 	if err != nil {
 		return err
@@ -64,9 +64,9 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames lets the group's definitions that were refused a name try again, because one that was deleted or changed
-// may have given it up. A definition's names are decided in its own write. A write that changes nothing appends
-// nothing.
+// offerNames makes those definitions of the group that were refused a name try again, because a definition that was
+// deleted or changed may have freed it. A definition's names are decided when it is written. A write that changes
+// nothing appends nothing.
 func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	list, err := definitions.List(ctx, metav1.ListOptions{})
@@ -86,8 +86,8 @@ func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	return errors.Join(failed...)
 }
 
-// deleteInstances deletes every instance from storage, as upstream does. No version has to be served for that, and no
-// webhook is called. It returns upstream's condition for the result. The error is nil only if no instance was left.
+// deleteInstances deletes every instance from storage, as upstream does. For that no version needs to be served, and no
+// webhook is called. It returns upstream's condition for the result. The error is nil only if no instance is left.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
@@ -114,8 +114,8 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 }
 
 // namespacesOf returns the namespaces that have instances. The instances of a resource without namespaces are in "". It
-// decodes none of them. An old definition may have the name of a built-in resource and share its prefix. The objects of
-// that resource are encoded differently.
+// does not decode them. An old definition may have the name of a built-in resource and share its prefix. The objects of
+// the built-in resource are recognised by their encoding.
 func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -135,7 +135,7 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 }
 
 func (l *Lifecycle) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
-	ctx = customresources.Emptying(ctx, definition.UID) // another lifecycle may be ahead
+	ctx = customresources.Emptying(ctx, definition.UID) // the definition may be gone by now, and made again
 	instances, err := l.config.Instances(definition)
 	if err != nil {
 		return err
@@ -159,8 +159,8 @@ func terminating(status apiextensionsv1.ConditionStatus, reason, message string)
 // conditionAttempts bounds how often a status is written again after someone else changed the definition.
 const conditionAttempts = 5
 
-// setCondition writes the condition. If finish is set, the same write removes the finalizer. It does nothing if the
-// definition is gone or would not change.
+// setCondition writes the condition. If finish is set, the same write removes the finalizer. If the definition is gone
+// or would not change, setCondition does nothing.
 func (l *Lifecycle) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	var err error
@@ -170,7 +170,7 @@ func (l *Lifecycle) setCondition(ctx context.Context, name string, condition api
 		if err != nil {
 			break
 		}
-		if definition.DeletionTimestamp == nil { // another object of that name
+		if definition.DeletionTimestamp == nil { // another definition of that name
 			return nil
 		}
 		apihelpers.SetCRDCondition(definition, condition)

@@ -10,17 +10,18 @@
 //
 // An event's path through the package:
 //
-//  1. Run reads the state once, to find the tasks of events that came while nobody listened, and then follows the log.
+//  1. Run reads the state once, to find the tasks of events that came while no lifecycle ran, and then follows the log.
 //  2. Each event names tasks (task.go), for example because a namespace has changed or an object in one is gone.
-//  3. A task waits in a queue (queue.go). What looks at garbage has its own, and so has what must ask remote servers
-//     (remote.go), because one tenant or one server could hold up all the others. In each, namespaces take turns.
+//  3. A task waits in a queue (queue.go). Tasks that look at garbage have a queue of their own, because one tenant
+//     could hold up all others. So have tasks that must ask remote servers (remote.go), because one server could do the
+//     same. In each queue, namespaces take turns.
 //  4. The task runs against the API in the same process, with upstream's semantics: finalizers, preconditions, grace
 //     periods, status conditions (namespace.go, definition.go, role.go, apiservice.go, stray.go, garbage.go, quota.go,
 //     volumes.go, ttl.go, account.go).
-//  5. What cannot be finished yet waits for the event that changes it, such as the removal of a finalizer. A slow timer
-//     with jitter is there only for what no event announces. No wait is longer than a day.
+//  5. A task that cannot be finished yet waits for the event that changes that, such as the removal of a finalizer. A
+//     slow timer with jitter covers only changes that no event announces. No wait is longer than a day.
 //  6. Objects that outlive their TTL are deleted, by the log's time (expiry.go).
 //
-// A crash at any point costs only repeated work, because the next process begins with step 1. Once (once.go) goes the
-// same way by itself: it begins with the state, and ends when no event asks for more.
+// A crash at any point costs only repeated work, because the next process begins with step 1. Once (once.go) takes the
+// same path for a single call: it begins with the state, and ends when no event asks for more.
 package lifecycle

@@ -17,11 +17,11 @@ const (
 	expiryInterval = 30 * time.Second
 	// expiryBatch is how many objects one atomic batch deletes.
 	expiryBatch = 100
-	// expiryTimeout bounds the deletion of what has expired. What is left then is deleted the next time.
+	// expiryTimeout bounds one deletion of expired objects. The next one deletes what is left.
 	expiryTimeout = time.Minute
 )
 
-// expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
+// expire deletes objects that have outlived their TTL, at intervals until ctx ends. No request waits for it.
 func (l *Lifecycle) expire(ctx context.Context) {
 	for eventlog.Pause(ctx, jitter(expiryInterval)) == nil {
 		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
@@ -31,9 +31,9 @@ func (l *Lifecycle) expire(ctx context.Context) {
 }
 
 // Expire deletes every object whose TTL has passed by the log's time, and returns how many. It spares an object that
-// was renewed meanwhile, because the deletion is based on the revision that was seen.
+// was renewed meanwhile, because each deletion is based on the revision that was read.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
-	// None of them may be sent later than a request would send it (MinRetention).
+	// No deletion may be sent later than a request would send it (MinRetention).
 	ctx, cancel := context.WithTimeout(kubestore.WithAuthor(ctx, kubestore.PartOf("expiry")), expiryTimeout)
 	defer cancel()
 	view, err := l.config.Cell.Projection.Latest(ctx)
@@ -59,9 +59,9 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	return deleted, errors.Join(failed...)
 }
 
-// deleteSome deletes the first of the rows in one batch, and returns how many it deleted and the other rows. The batch
-// is computed from a view of its own, since none is appended from an old one. If it loses to another write, its objects
-// are found again the next time.
+// deleteSome deletes the first of the rows in one batch. It returns how many it deleted, and the remaining rows. It
+// computes the batch from a view of its own, since writes must not be appended from an old view. If the batch loses to
+// another write, the next run finds its objects again.
 func (l *Lifecycle) deleteSome(ctx context.Context, rows []projection.Row) (deleted int, rest []projection.Row, err error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -93,8 +93,8 @@ func (l *Lifecycle) deleteSome(ctx context.Context, rows []projection.Row) (dele
 	return deleted, rows, errors.Join(failed...)
 }
 
-// deletion is the deletion of an object and what must go with it, such as the references to its owners. It is none if
-// the object is not the row's any more.
+// deletion returns the deletion of an object, and the writes that must go with it, such as those to the references to
+// its owners. It returns none if the object has changed since the row was read.
 func (l *Lifecycle) deletion(ctx context.Context, view *projection.View, row projection.Row) ([]projection.Write, error) {
 	object, err := view.State(ctx, row.ID)
 	if err != nil {
@@ -110,8 +110,8 @@ func (l *Lifecycle) deletion(ctx context.Context, view *projection.View, row pro
 	return append(writes, object.Delete()), nil
 }
 
-// mortal returns the rows whose TTL has passed by the clock of this process. That
-// clock may be wrong, but it only decides whether to ask the log for its time.
+// mortal returns the rows whose TTL has passed by the clock of this process. That clock may be wrong, but it only
+// decides whether the log is asked for its time.
 func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projection.Row, error) {
 	var rows []projection.Row
 	// Events are the only built-in objects with a TTL.

@@ -25,9 +25,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// The collection of garbage follows upstream's collector in what it does to an object (attemptToDeleteItem and
-// processDeletingDependentsItem, which are not exported). What it looks at is different: owners are read when they are
-// asked for, and the dependents of an owner come from the index (package dependents). So it keeps no graph.
+// The collection of garbage does to an object what upstream's collector does (attemptToDeleteItem and
+// processDeletingDependentsItem, which are not exported). But it finds owners and dependents differently: it reads
+// owners when it needs them, and the dependents of an owner from the index (package dependents). So it keeps no graph.
 
 // collectTaskOf is the task that looks at an object.
 func collectTaskOf(o dependents.Object) task {
@@ -40,7 +40,7 @@ func objectOf(t task) dependents.Object {
 	return dependents.Object{Group: parts[0], Resource: parts[1], Namespace: parts[2], Name: parts[3]}
 }
 
-// garbageOfState returns the tasks of objects that are collecting, and of all owners that dependents name.
+// garbageOfState returns the tasks of objects that wait for their dependents, and of all owners that dependents name.
 func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	var tasks []task
 	objects, err := dependents.AllCollecting(ctx, view, l.config.Cell.Cluster)
@@ -63,9 +63,9 @@ func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) (
 	return tasks, nil
 }
 
-// garbageOf returns the tasks of an event. An owner that is gone leaves its dependents. A new reference may name an
-// owner that is gone already. A reference that is gone may be the last one that its owner waited for. A new kind may be
-// the one that a reference names.
+// garbageOf returns the tasks of an event. A deleted owner leaves its dependents behind. A new reference may name an
+// owner that is already gone. A removed reference may be the last one that its owner waited for. A new kind may be the
+// one that a reference names.
 func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
 	switch {
 	case isOwn(e.Key, dependents.References):
@@ -83,7 +83,7 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	}
 	uid, err := l.config.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
 	if err != nil {
-		// It cannot be read now, and never could. Its dependents are found when the lifecycle starts again.
+		// Its uid cannot be read. Its dependents are found when the lifecycle starts again.
 		l.config.Logger.WarnContext(ctx, "a deleted object cannot be read, so its dependents may stay", "key", e.Key.Path(), "error", err)
 		return nil, nil
 	}
@@ -102,7 +102,7 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	return nil, nil
 }
 
-// tasksOfReference returns the tasks of a reference that is new, has changed or is gone.
+// tasksOfReference returns the tasks of a reference that is new, has changed or was removed.
 func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]task, error) {
 	r, err := dependents.ReferenceOf(e.Body)
 	if err != nil {
@@ -128,19 +128,19 @@ func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]t
 	return tasks, nil
 }
 
-// changesKinds says whether the key is of an object that makes kinds known.
+// changesKinds says whether the key is of an object that defines kinds.
 func changesKinds(k eventlog.Key) bool {
 	return k.Group == definitionGroup && k.Resource == "customresourcedefinitions" || k.Group == serviceGroup && k.Resource == "apiservices"
 }
 
-// lookAtOwner returns the tasks of those dependents of an owner that it does not keep.
+// lookAtOwner returns the tasks of an owner's dependents that it does not keep.
 func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []task
-	keeps := map[string]bool{} // by what names the owner: dependents may do so in different ways
+	keeps := map[string]bool{} // by how the owner is named, since dependents may name it in different ways
 	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, uid) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
@@ -149,7 +149,8 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 		kept, asked := keeps[named]
 		if !asked {
 			owner, err := l.owner(ctx, r.Owner, r.Dependent.Namespace)
-			// Each dependent of an owner that cannot be looked for waits by itself, and so holds no other one up.
+			// A dependent whose owner cannot be looked up gets a task of its own, which waits without holding up
+			// others.
 			if err != nil && !errors.Is(err, errUnknown) && !errors.Is(err, errRemote) {
 				return nil, err
 			}
@@ -163,12 +164,11 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 	return tasks, nil
 }
 
-// collect does to one object what its owners, or its own deletion, ask for. It returns the tasks of objects to which
-// that leads.
+// collect does to one object what its owners, or its own deletion, require. It returns the tasks that follow from it.
 func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
 	more, err := l.look(ctx, t)
 	if errors.Is(err, errUnknown) && l.awaitKinds(t) {
-		more, err = l.look(ctx, t) // the kind may have come before anybody waited for it
+		more, err = l.look(ctx, t) // the kind may have been served before this task began to wait for it
 	}
 	if errors.Is(err, errUnknown) {
 		l.config.Logger.DebugContext(ctx, "an object waits for a kind", "task", t.String(), "error", err)
@@ -206,7 +206,7 @@ func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
 	return l.deleteDependents(ctx, client, item)
 }
 
-// awaitKinds lets a task run again when kinds change. It is false if the task waits for that already.
+// awaitKinds makes a task run again when kinds change. It returns false if the task waits for that already.
 func (l *Lifecycle) awaitKinds(t task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -224,20 +224,20 @@ func (l *Lifecycle) awaitingKinds() []task {
 	return tasks
 }
 
-// deletesDependents says whether the object is in the foreground deletion.
+// deletesDependents says whether the object is in foreground deletion.
 func deletesDependents(o metav1.Object) bool {
 	return o.GetDeletionTimestamp() != nil && slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents)
 }
 
-// judge deletes an object that no owner keeps. As in upstream, one with an owner that cannot be looked for is left as
-// it is, whatever its other owners are.
+// judge deletes an object that no owner keeps. As upstream does, it leaves alone an object with an owner that cannot be
+// looked up, whatever its other owners are.
 //
-// What led to that is the last deletion of one of its owners.
+// The cause of the deletion is the latest deletion among its owners.
 func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata) error {
 	client := l.metadata.Resource(resource).Namespace(item.Namespace)
 	var kept []metav1.OwnerReference
 	var cause eventlog.Cause
-	waits := false // an owner is in the foreground deletion
+	waits := false // an owner is in foreground deletion
 	for _, r := range item.OwnerReferences {
 		owner, err := l.owner(ctx, r, item.Namespace)
 		if err != nil && !errors.Is(err, errElsewhere) {
@@ -301,8 +301,8 @@ func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResou
 	return nil
 }
 
-// breakCircle lets an object block its owners no more, if one of its own dependents waits in the same way. Otherwise
-// objects that own each other would wait for ever. It returns the object as it is then.
+// breakCircle makes an object no longer block its owners if one of its own dependents waits in the same way. Otherwise
+// objects that own each other would wait for ever. It returns the object in its new state.
 func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -349,8 +349,8 @@ func blocks(r metav1.OwnerReference) bool {
 	return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
 }
 
-// deleteDependents begins, or goes on with, a foreground deletion. It returns the tasks of the dependents, except for
-// those that wait for dependents of their own: they are found by themselves.
+// deleteDependents begins or continues a foreground deletion. It returns the tasks of the dependents, except those that
+// wait for dependents of their own: these have tasks already.
 func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -389,7 +389,7 @@ func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterfac
 	return removeFinalizer(ctx, client, item, metav1.FinalizerDeleteDependents)
 }
 
-// orphan takes an object out of its dependents' owners, and then lets it go.
+// orphan removes an object from its dependents' owners, and then lets it be deleted.
 func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -409,7 +409,7 @@ func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterfac
 	return removeFinalizer(ctx, client, item, metav1.FinalizerOrphanDependents)
 }
 
-// leaveOwner takes an owner out of a dependent's owners.
+// leaveOwner removes an owner from a dependent's owners.
 func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) error {
 	resource, err := l.resourceOf(r.Dependent)
 	if err != nil {
@@ -420,7 +420,7 @@ func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) erro
 	if err != nil || item == nil {
 		return err
 	}
-	if item.DeletionTimestamp != nil { // which has a cause of its own
+	if item.DeletionTimestamp != nil { // its own deletion has another cause
 		ctx = kubestore.WithCause(ctx, eventlog.Cause{})
 	}
 	kept := slices.DeleteFunc(slices.Clone(item.OwnerReferences), func(o metav1.OwnerReference) bool { return o.UID == r.Owner.UID })
@@ -435,7 +435,7 @@ func removeFinalizer(ctx context.Context, client metadata.ResourceInterface, ite
 	return setField(ctx, client, item, "finalizers", kept)
 }
 
-// setField is patch for an object that may be gone meanwhile.
+// setField is patch for an object that may be gone by now.
 func setField(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata, field string, value any) error {
 	_, err := patch(ctx, client, item, field, value)
 	if apierrors.IsNotFound(err) {
@@ -457,11 +457,11 @@ func patch(ctx context.Context, client metadata.ResourceInterface, item *metav1.
 	return patched, nil
 }
 
-// errUnknown is for a resource or an owner that cannot be looked for. The kind may be one that is not served, or an
-// object without a namespace names an owner in one.
+// errUnknown is for a resource or an owner that cannot be looked up. Its kind may not be served, or an object without a
+// namespace names an owner that has one.
 var errUnknown = errors.New("the kind is not served, or its objects have a namespace")
 
-// errElsewhere is for an owner that has a namespace, of an object that has none.
+// errElsewhere is for an object without a namespace that names an owner with a namespace.
 var errElsewhere = fmt.Errorf("%w: nobody can tell in which", errUnknown)
 
 // mappingOf finds the resource of an owner, and whether it has a namespace.
@@ -474,8 +474,8 @@ func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMappin
 	return mapping, mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
 }
 
-// owner reads the owner that a dependent in the namespace names. It is nil if there is no such object, or another one
-// of that name.
+// owner reads the owner that a dependent in the namespace names. It returns nil if there is no such object, or only
+// another one of that name.
 func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
 	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
@@ -498,8 +498,8 @@ func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespac
 	return owner, err
 }
 
-// get reads an object; nil if there is none. A resource that is not served any more is an error: its objects may be
-// served in another version.
+// get reads an object. It returns nil if there is none. If the resource is not served any more, that is an error: its
+// objects may be served in another version.
 func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, name string) (*metav1.PartialObjectMetadata, error) {
 	object, err := client.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -512,9 +512,9 @@ func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, 
 	return nil, fmt.Errorf("get '%s': %w", name, err)
 }
 
-// resourceOf chooses a version in which the object is served.
+// resourceOf chooses a version in which the object's resource is served.
 func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource, error) {
-	if o.Group == "" { // which means any group to the mapper
+	if o.Group == "" { // to the mapper an empty group means any group
 		return corev1.SchemeGroupVersion.WithResource(o.Resource), nil
 	}
 	resource, err := retryMapping(l, func() (schema.GroupVersionResource, error) {
@@ -526,8 +526,8 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 	return resource, nil
 }
 
-// retryMapping asks the mapper, and once more after it may have forgotten what it knew. A kind may be new. The error is
-// errUnknown if it is not served.
+// retryMapping asks the mapper, and asks once more after the mapper has forgotten what it knew, since a kind may be
+// new. It returns errUnknown if the kind is not served.
 func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	found, err := ask()
 	if meta.IsNoMatchError(err) {
@@ -540,8 +540,8 @@ func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	return found, err
 }
 
-// judgeDependents looks at all objects that name owners of a kind whose definition is about to go. Afterwards nobody
-// could look for these owners.
+// judgeDependents looks at all objects that name owners of a kind whose definition is about to be deleted. After that,
+// these owners could not be looked up any more.
 func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {

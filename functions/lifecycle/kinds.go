@@ -8,30 +8,30 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// kindsInterval is how often at most the kinds are asked for that no event announces: a remote server may serve more
-// from one moment to the next.
+// kindsInterval is how often at most discovery is repeated without an event: a remote server may serve new kinds at any
+// moment, and no event announces them.
 const kindsInterval = 30 * time.Second
 
-// servedKinds knows the resources of kinds. A discovery is dear, and whoever names a kind that is not served could
-// cause one with each object. So the log says when there may be news.
+// servedKinds finds the resources of kinds. A discovery is expensive, and anyone who names a kind that is not served
+// could cause one with each object. So the log says when there may be new kinds.
 type servedKinds struct {
 	mapper meta.ResettableRESTMapper
 	// changes counts the events that may have changed which kinds are served.
 	changes atomic.Int64
 
 	mu    sync.Mutex
-	known int64     // by mu; changes when the mapper last forgot
-	since time.Time // by mu; and when that was
+	known int64     // by mu; value of changes when the mapper last forgot what it knew
+	since time.Time // by mu; when that was
 }
 
 // changed says that kinds may have changed.
 func (k *servedKinds) changed() { k.changes.Add(1) }
 
-// forget lets the mapper ask again, if there may be news.
+// forget makes the mapper ask again, if there may be new kinds.
 func (k *servedKinds) forget() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	changes := k.changes.Load() // before the mapper asks
+	changes := k.changes.Load() // read before the mapper asks
 	if changes == k.known && time.Since(k.since) < kindsInterval {
 		return
 	}

@@ -34,58 +34,60 @@ import (
 
 // Config of a Lifecycle.
 type Config struct {
-	// Cell whose log is followed.
+	// Cell is the cell whose log is followed.
 	Cell kubestore.Cell
-	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
+	// Client is for the cluster's API with every right, such as apiserver.Server's Loopback.
 	Client *rest.Config
-	// Instances returns the storage of a definition's instances, whichever versions are served. It is
-	// apiserver.Server's.
+	// Instances returns the storage of a definition's instances, whichever versions are served. apiserver.Server
+	// provides it.
 	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
-	// UID is the uid of a stored object. It is apiserver.Server's.
+	// UID returns the uid of a stored object. apiserver.Server provides it.
 	UID func(context.Context, projection.Row) (types.UID, error)
-	// BesideDeletion returns what goes into the batch of a stored object's deletion. It is apiserver.Server's.
+	// BesideDeletion returns the writes that go into one batch with the deletion of a stored object. apiserver.Server
+	// provides it.
 	BesideDeletion func(context.Context, *projection.View, projection.Row) ([]projection.Write, error)
-	// Deletion is the cause of what an object's deletion leads to, and whether the object was there. It is
-	// apiserver.Server's.
+	// Deletion returns the cause of what an object's deletion leads to, and whether the object ever existed.
+	// apiserver.Server provides it.
 	Deletion func(context.Context, dependents.Object) (cause eventlog.Cause, was bool, err error)
 	Logger   *slog.Logger
-	// RootCA is what every namespace has in a ConfigMap, empty for none (apiserver.Config).
+	// RootCA is the certificate that every namespace has in a ConfigMap, empty for none (apiserver.Config).
 	RootCA []byte
 	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at
 	// the namespace on the view from which it is appended, and that view is no older than kubestore.Staleness; the rest
-	// is for the message. A namespace is finalized only if it is empty this much log time after it began to terminate.
-	// A message that was stuck in a stalled log may land even later. Its object is deleted then (stray.go).
+	// of the time is for the message. A namespace is finalized only if it is empty this much log time after it began to
+	// terminate. A message that was stuck in a stalled log may land even later; then its object is deleted (stray.go).
 	Settle time.Duration
-	// AwaitWriters, if set, replaces that wait where this process is the log's only writer. It waits until every write
+	// AwaitWriters, if set, replaces that wait in a process that is the log's only writer. It waits until every write
 	// that was running when it was called has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
-	// CheckRemote says whether the server of a remote APIService can be reached. It is apiserver.Server's. Without it
-	// nobody says so.
+	// CheckRemote says whether the server of a remote APIService can be reached. apiserver.Server provides it. If it is
+	// nil, remote APIServices are not checked.
 	CheckRemote func(context.Context, *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error)
-	// IsRemote says whether a remote server serves a version. It is apiserver.Server's. Without it none does.
+	// IsRemote says whether a remote server serves a version. apiserver.Server provides it. If it is nil, no version is
+	// remote.
 	IsRemote func(schema.GroupVersion) (bool, error)
 }
 
-// Lifecycle runs tasks. It is safe for concurrent use; any number of processes may have one.
+// Lifecycle runs tasks. It is safe for concurrent use. Any number of processes may run one.
 type Lifecycle struct {
 	config     Config
 	client     kubernetes.Interface
 	extensions apiextensionsclient.Interface
-	// metadata is a client of all objects, those of remote servers too (remote.go).
+	// metadata is a client for all objects, including those of remote servers (remote.go).
 	metadata metadata.Interface
 	kinds    servedKinds
-	// gone are the uids of owners that were seen to be deleted. Nothing has such a uid again.
+	// gone has uids of owners whose deletion was seen. No other object ever gets such a uid.
 	gone *lru.Cache[types.UID, struct{}]
-	// deletions are those that were looked for. They do not change.
+	// deletions has the deletions that were looked up. They never change.
 	deletions *lru.Cache[dependents.Object, knownDeletion]
-	// registrations is a client of APIServices.
+	// registrations is a client for APIServices.
 	registrations apiregistrationclient.ApiregistrationV1Interface
 
 	mu sync.Mutex
-	// terminating are the namespaces, definitions, claims and classes that wait for something to go. Without them Run
-	// would have to check for each deletion in the log whether it matters. They can be found again in the state.
+	// terminating are the namespaces, definitions, claims and classes that wait until something is gone. Without them
+	// Run would have to check for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
-	// unknown are the tasks that wait for a kind to be served. They can be found again in the state, too.
+	// unknown are the tasks that wait until a kind is served. They can be found again in the state too.
 	unknown map[task]bool // by mu
 }
 
@@ -94,11 +96,11 @@ const (
 	workers = 8
 	// taskTimeout bounds one run of a task.
 	taskTimeout = 5 * time.Minute
-	// keptOwners is how many owners that are gone, and how many deletions, are remembered. The others are asked for.
+	// keptOwners is how many deleted owners, and how many deletions, are remembered. Others are looked up again.
 	keptOwners = 1000
 )
 
-// New returns a Lifecycle; it reads nothing and starts nothing.
+// New returns a Lifecycle. It reads nothing and starts nothing.
 func New(c Config) (*Lifecycle, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -106,7 +108,7 @@ func New(c Config) (*Lifecycle, error) {
 	if c.Settle == 0 {
 		c.Settle = 2 * kubestore.Staleness
 	}
-	// A warning about a deprecated resource is meant for its users. The lifecycle deletes whatever there is.
+	// Warnings about deprecated resources are meant for their users. The lifecycle deletes objects of every resource.
 	client := rest.CopyConfig(c.Client)
 	client.WarningHandler = rest.NoWarnings{}
 	l := &Lifecycle{config: c, terminating: map[task]bool{}, unknown: map[task]bool{}}
@@ -135,9 +137,9 @@ func New(c Config) (*Lifecycle, error) {
 	return l, nil
 }
 
-// NotYetError says that a task has done what it can for now.
+// NotYetError says that a task has done all it can for now.
 type NotYetError struct {
-	// After is when to try again if no event comes before.
+	// After is when to run the task again if no event asks for it before.
 	After  time.Duration
 	Reason string
 }
@@ -145,8 +147,8 @@ type NotYetError struct {
 func (e *NotYetError) Error() string { return e.Reason }
 
 // Run follows the log and runs the tasks that its events ask for, until ctx ends. Then it returns nil. It keeps no
-// position, because the state tells everything that older events asked for. So it begins with the state, and does so
-// again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
+// position, because the state tells everything that older events asked for. So it begins with the state, and reads it
+// again whenever it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
 	q := newQueues()
 	var running sync.WaitGroup
@@ -171,7 +173,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		if errors.Is(err, eventlog.ErrDiverged) {
 			return fmt.Errorf("follow the log: %w", err)
 		}
-		// The log cannot be reached, or was purged beyond the position. The state tells what was missed.
+		// The log cannot be reached, or was purged beyond the position. The state contains what was missed.
 		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
 		if eventlog.Pause(ctx, followDelay(try)) != nil {
 			return nil
@@ -215,8 +217,8 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	})
 }
 
-// queueEvent queues the tasks of an event, except for those that nothing waits for. One run is enough for a burst of
-// deletions in what terminates.
+// queueEvent queues the tasks of an event, except those that nothing waits for. It delays tasks that a burst of
+// deletions may repeat, so that one run serves all of the burst.
 func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
 	if changesKinds(e.Key) {
 		l.kinds.changed()
@@ -227,7 +229,7 @@ func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func
 			if l.isStray(ctx, e) {
 				queue(t, 0)
 			}
-		case t.kind == namesTask: // a definition has several
+		case t.kind == namesTask: // one definition makes several such events
 			queue(t, contentDelay)
 		case e.Op != eventlog.Deleted || t.isOf(e.Key) || t.kind == defaultsTask:
 			queue(t, 0)
@@ -241,7 +243,7 @@ func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func
 	}
 	for _, t := range slices.Concat(garbage, l.volumesOf(e), mortalsOf(e)) {
 		after := contentDelay
-		if t.kind == collectTask || t.kind == ownerTask { // each for one object
+		if t.kind == collectTask || t.kind == ownerTask { // each is for one object, so a delay would not merge any
 			after = 0
 		}
 		queue(t, after)
@@ -249,7 +251,7 @@ func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func
 	return nil
 }
 
-// contentDelay gathers the deletions of one namespace, or of one owner's dependents.
+// contentDelay merges the tasks for several deletions in one namespace, or of one owner's dependents.
 const contentDelay = 50 * time.Millisecond
 
 // work runs queued tasks until the queue is shut down.
@@ -285,7 +287,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
 		q.AddAfter(t, pause(notYet.After))
-	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps of another collector
+	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps another collector's
 		l.config.Logger.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)
 		q.AddRateLimited(t)
 	default:
@@ -295,7 +297,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 	}
 }
 
-// jitter adds up to half of the time.
+// jitter adds up to half of d.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
 func (l *Lifecycle) isTerminating(t task) bool {
@@ -304,7 +306,7 @@ func (l *Lifecycle) isTerminating(t task) bool {
 	return l.terminating[t]
 }
 
-// remember must be called before anybody looks at the content of t, so that no later deletion goes unnoticed.
+// remember must be called before the content of t is looked at, so that no later deletion goes unnoticed.
 func (l *Lifecycle) remember(t task, terminating bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

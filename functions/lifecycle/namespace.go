@@ -17,11 +17,12 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 )
 
-// remainingInterval is how often a task looks again at content that stays, in case no event reports its end.
+// remainingInterval is how long a task waits before it looks again at content that remains, in case no event reports
+// that it is gone.
 const remainingInterval = time.Minute
 
-// emptyNamespace deletes the content of a terminating namespace and then removes
-// the namespace's finalizer. It calls the code of upstream's controller.
+// emptyNamespace deletes the content of a terminating namespace and then removes the namespace's finalizer. It calls
+// the code of upstream's controller.
 func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -35,7 +36,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	if ctx, err = l.because(ctx, dependents.Object{Resource: "namespaces", Name: t.name, UID: namespace.UID}); err != nil {
 		return err
 	}
-	// This comes before the look at the content, because only an empty list from after it may finalize.
+	// settle comes before the look at the content: only a list that is still empty afterwards allows finalizing.
 	unsettled, err := l.settle(ctx, l.namespaceKey(t.name))
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 			return errRemote
 		}
 	}
-	ctx = namespaces.Emptying(ctx, namespace.UID) // another lifecycle may be ahead
+	ctx = namespaces.Emptying(ctx, namespace.UID) // the namespace may be gone by now, and made again
 	resources := func() ([]*metav1.APIResourceList, error) { return served, incomplete }
 	deleter := deletion.NewNamespacedResourcesDeleter(ctx, settledNamespaces{l.client.CoreV1().Namespaces(), unsettled},
 		l.metadata, l.client.CoreV1(), resources, corev1.FinalizerKubernetes)
@@ -85,8 +86,8 @@ func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Names
 	return n.NamespaceInterface.Finalize(ctx, namespace, options)
 }
 
-// namespacedResources asks which resources there are, custom ones too. The error incomplete says what could not be
-// learned. An empty answer is an error here, because upstream's deleter would end the process.
+// namespacedResources asks which namespaced resources there are, including custom ones. The error incomplete says what
+// could not be learned. An empty answer is an error here, because upstream's deleter would end the process.
 func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, incomplete, err error) {
 	served, err = l.client.Discovery().ServerPreferredNamespacedResources()
 	if len(served) == 0 {
@@ -98,9 +99,9 @@ func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, inc
 	return served, err, nil
 }
 
-// deleteLostPods deletes pods that are bound to a node which does not exist. They get no grace
-// period, because no kubelet will ever report that they ended. Upstream's pod garbage collector
-// does the same. Pods of nodes that exist, real or simulated, keep their grace period.
+// deleteLostPods deletes pods that are bound to a node which does not exist. They get no grace period, because no
+// kubelet will ever report that they ended. Upstream's pod garbage collector does the same. Pods of nodes that exist,
+// real or simulated, keep their grace period.
 func (l *Lifecycle) deleteLostPods(ctx context.Context, namespace string) error {
 	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

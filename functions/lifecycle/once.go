@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// onceTries is how often Once runs a task that fails, and how often a task of Run may lose to others unsaid.
+	// onceTries is how often Once runs a task that fails, and how often a task of Run may conflict before it is logged.
 	onceTries = 5
 	// onceAgain is how long Once waits after a task's first failure. The wait doubles after each further one.
 	onceAgain = 50 * time.Millisecond
-	// onceWaits is how long Once waits at least for a task that asks for it. A namespace may settle for longer.
+	// onceWaits is the longest time for which Once waits for a task, unless Settle is longer.
 	onceWaits = time.Second
 )
 
-// Once does all the work that there is, and what follows from it, as a function does that a timer or a queue calls. It
-// returns what is left: what waits for others, such as a namespace for the finalizer of an object. For a namespace
-// that must settle it waits. What others ask for after it has run each task of the state is left to the next call, so
-// that a busy cell does not keep it. The error is that of tasks that failed again and again, or that the cell cannot be
-// read.
+// Once does all the work that there is, and the work that follows from it, for a function that a timer or a queue
+// calls. It returns what is left: tasks that wait for others, such as a namespace that waits for the finalizer of an
+// object. It waits for a namespace that must settle. Once it has run each task of the state, it leaves what others ask
+// for to the next call, so that a busy cell does not keep it running. The error is that of tasks that failed every
+// time, or says that the cell cannot be read.
 func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	ctx = withRemotes(ctx)
 	view, err := l.config.Cell.Projection.Latest(ctx)
@@ -66,13 +66,13 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 type once struct {
 	*Lifecycle
 	mu       sync.Mutex
-	next     map[task]bool         // by mu; they run in the next round
+	next     map[task]bool         // by mu; tasks of the next round
 	waiting  map[task]*NotYetError // by mu
 	failures map[task]int          // by mu
-	failed   map[task]error        // by mu; they are given up
+	failed   map[task]error        // by mu; tasks that were given up
 }
 
-// round runs the tasks, and those to which they lead, until there are no more.
+// round runs the waiting tasks, and those that follow from them, until there are no more.
 func (o *once) round(ctx context.Context) error {
 	for len(o.next) > 0 {
 		tasks := o.next
@@ -89,7 +89,7 @@ func (o *once) round(ctx context.Context) error {
 	return nil
 }
 
-// run runs one task. Its only error is that of ctx.
+// run runs one task. It returns only ctx's error.
 func (o *once) run(ctx context.Context, t task) error {
 	limited, cancel := context.WithTimeout(ctx, taskTimeout)
 	defer cancel()
@@ -119,8 +119,8 @@ func (o *once) run(ctx context.Context, t task) error {
 	return nil
 }
 
-// follow takes the tasks of the events since the view, of everybody's or of lifecycles' only. It returns the view that
-// it has reached.
+// follow collects the tasks of the events after the view: of everybody's events, or only of those that lifecycles
+// wrote. It returns the view that it has reached.
 func (o *once) follow(ctx context.Context, view *projection.View, everybody bool) (*projection.View, error) {
 	to, err := o.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -140,8 +140,8 @@ func (o *once) follow(ctx context.Context, view *projection.View, everybody bool
 	return to, nil
 }
 
-// wait returns false if nothing is to be done any more. Otherwise it waits for the next task that will soon run again,
-// if there is no other.
+// wait returns false if nothing is left to do. If no task is ready, it first waits for the next one that is to run
+// again soon.
 func (o *once) wait(ctx context.Context) (more bool, err error) {
 	if len(o.next) > 0 {
 		return true, nil
@@ -162,7 +162,7 @@ func (o *once) wait(ctx context.Context) (more bool, err error) {
 	return true, eventlog.Pause(ctx, soonest)
 }
 
-// left says what still waits.
+// left says which tasks and objects still wait.
 func (o *once) left(ctx context.Context, view *projection.View) ([]string, error) {
 	var left []string
 	o.Lifecycle.mu.Lock()
@@ -176,7 +176,7 @@ func (o *once) left(ctx context.Context, view *projection.View) ([]string, error
 	}
 	o.Lifecycle.mu.Unlock()
 	for t, w := range o.waiting {
-		if t.kind != remoteTask { // these are looked at for ever, and have a condition
+		if t.kind != remoteTask { // these repeat for ever, and their result is a condition
 			left = append(left, t.String()+": "+w.Reason)
 		}
 	}

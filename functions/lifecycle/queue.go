@@ -10,13 +10,13 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[task]
 
-// queues keep apart what must not wait for each other. A tenant decides how much garbage there is to look at, and a
+// queues separate tasks that must not wait for each other. A tenant decides how much garbage there is to look at, and a
 // remote server how long it takes to answer.
 type queues struct {
-	own     queue // never waits for a remote server
-	garbage queue // neither does this
-	remote  queue // has the tasks that the other two may not finish, because they must ask a remote server
-	checks  queue // says which remote servers answer
+	own     queue // its tasks never wait for a remote server
+	garbage queue // nor do these
+	remote  queue // for tasks that the other two cannot finish, because they must ask a remote server
+	checks  queue // for tasks that check whether remote servers answer
 }
 
 func newQueues() queues {
@@ -31,7 +31,7 @@ func newQueues() queues {
 	return queues{one(), one(), one(), one()}
 }
 
-// of is the queue where a task begins.
+// of returns the queue where a task begins.
 func (q queues) of(t task) queue {
 	switch t.kind {
 	case remoteTask:
@@ -48,17 +48,17 @@ func (q queues) shutDown() {
 	}
 }
 
-// longestWait bounds how long a task waits before it looks again.
+// longestWait bounds how long a task waits before it runs again.
 const longestWait = 24 * time.Hour
 
-// pause is how long a task waits that says when to run again. A user may have chosen that: a token may expire in the
-// year 9999, and no sum with the longest duration is a duration.
+// pause returns how long a task waits that asked to run again later. A user may have chosen that time: a token may
+// expire in the year 9999, and adding to the longest duration would overflow.
 func pause(after time.Duration) time.Duration {
 	after = min(max(after, 0), longestWait)
 	return after + rand.N(min(after/10, time.Second)+1)
 }
 
-// turns is what waits in a queue. The namespaces take turns, so that none waits for all that another one asks for.
+// turns are the waiting tasks of a queue. Namespaces take turns, so that none waits for all the tasks of another.
 type turns struct {
 	waiting map[string][]task // by namespace; none is empty
 	next    []string          // namespaces
@@ -92,7 +92,7 @@ func (q *turns) Pop() task {
 	return t
 }
 
-// tenantOf is the namespace that a task is about, "" for none.
+// tenantOf returns the namespace that a task is about, "" for none.
 func tenantOf(t task) string {
 	switch t.kind {
 	case collectTask, finishTask:

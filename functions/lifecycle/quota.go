@@ -13,7 +13,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// recountsOfState returns the tasks of quotas that are to be recounted.
+// recountsOfState returns the tasks of quotas that must be recounted.
 func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	names, err := quotas.AllMarked(ctx, view, l.config.Cell.Cluster)
 	if err != nil {
@@ -26,9 +26,9 @@ func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) 
 	return tasks, nil
 }
 
-// recount counts again what a quota limits that is new, once every create that could not see the quota has ended, or
-// whose status a client wrote. The server counts with each write of the quota itself, also with one that changes
-// nothing.
+// recount counts the usage of a quota again, if it limits something new or if a client wrote its status. It does so
+// once every create that could not see the quota has ended. The server counts with each write of the quota itself, even
+// with one that changes nothing.
 func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	namespace, name := quotas.Marked(t.name)
 	key := quotas.MarkKey(l.config.Cell.Cluster, namespace, name)
@@ -55,7 +55,7 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("recount quota '%s' of namespace '%s': %w", name, namespace, err)
 	}
-	view, err = l.config.Cell.Projection.Latest(ctx) // the other one is old by now
+	view, err = l.config.Cell.Projection.Latest(ctx) // the first view is old by now
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 		return err
 	}
 	if now, _ := at.Row(); now.Revision != mark.Revision {
-		return nil // somebody marked it again, or has removed the mark; an event tells
+		return nil // somebody has marked it again, or has removed the mark; that event starts another task if needed
 	}
 	_, err = l.config.Cell.Append(ctx, view, at.Delete())
 	if errors.Is(err, eventlog.ErrConflict) {

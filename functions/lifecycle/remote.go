@@ -14,17 +14,17 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// A remote server may hang. So only a task in the queue for that asks one, and not for long.
+// A remote server may hang. So only tasks in the queue for that ask one, and each request has a short timeout.
 
 // remoteTimeout bounds one request to a remote server.
 const remoteTimeout = 5 * time.Second
 
-// errRemote is for what only a task in the remote queue may do.
+// errRemote is the error of a task that would have to ask a remote server and is not in the remote queue.
 var errRemote = errors.New("a remote server must be asked")
 
 type remoteKey struct{}
 
-// withRemotes lets requests be sent to remote servers.
+// withRemotes returns a context that allows requests to remote servers.
 func withRemotes(ctx context.Context) context.Context {
 	return context.WithValue(ctx, remoteKey{}, true)
 }
@@ -42,7 +42,7 @@ func (l *Lifecycle) isRemote(version schema.GroupVersion) (bool, error) {
 	return remote, nil
 }
 
-// guarded refuses requests to remote servers to those who may not wait for one.
+// guarded refuses requests to remote servers unless their context allows them.
 type guarded struct {
 	http.RoundTripper
 	isRemote func(schema.GroupVersion) (bool, error)
@@ -72,7 +72,7 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// ending ends the request's context with its answer.
+// ending is a body that ends the request's context when it is closed.
 type ending struct {
 	io.ReadCloser
 	end context.CancelFunc
@@ -83,12 +83,12 @@ func (e ending) Close() error {
 	return e.ReadCloser.Close()
 }
 
-// anyRemote says whether a remote server has any of the resources that may have to be deleted.
+// anyRemote says whether a remote server serves any of the resources that can be deleted.
 func (l *Lifecycle) anyRemote(resources []*metav1.APIResourceList) (bool, error) {
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, resources) {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
-			continue // the deleter says so
+			continue // the deleter reports it
 		}
 		remote, err := l.isRemote(version)
 		if remote || err != nil {

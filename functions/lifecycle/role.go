@@ -13,9 +13,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
-// aggregateRoles writes the rules of every ClusterRole that is aggregated from others, so
-// that clients see them. The authorizer does not need them. A role that changes here may
-// be part of another role. The event of the change makes the task run again for that one.
+// aggregateRoles writes the rules of every ClusterRole that is aggregated from others, so that clients see them. The
+// authorizer does not need them. A role that changes here may be part of another role. The event of that change makes
+// the task run again for the other role.
 func (l *Lifecycle) aggregateRoles(ctx context.Context) error {
 	list, err := l.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -32,7 +32,7 @@ func (l *Lifecycle) aggregateRoles(ctx context.Context) error {
 		}
 		rules, err := roles.Aggregate(role, all)
 		if err != nil {
-			// Only the role's owner can correct it, and that makes an event.
+			// Only the role's owner can correct this, and the correction makes an event.
 			l.config.Logger.WarnContext(ctx, "a cluster role cannot be aggregated", "role", role.Name, "error", err)
 			continue
 		}

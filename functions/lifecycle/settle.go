@@ -9,14 +9,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// settle returns nil if every create that can have seen the owner alive has ended. Otherwise it returns
-// an error that says when they will have ended. The owner is a namespace or a definition. A create reads
-// its owner at its start and is refused if the owner terminates. It checks its deadline again before it
-// appends. So the event of a create that saw the owner alive comes within one deadline of the owner's
-// end. A caller that must be sure that the owner is empty calls settle first and looks afterwards.
+// settle returns nil if every create that can have seen the owner alive has ended. Otherwise it returns an error that
+// says when they will have ended. The owner is a namespace, a definition or the mark of a quota. A create looks at its
+// owner on the view from which it is appended, and that view is at most kubestore.Staleness old. So a create that saw
+// the owner alive lands within Config.Settle of the owner's end, unless its message was stuck. A caller that must be
+// sure that the owner is empty calls settle first and looks afterwards.
 //
-// The log's time is compared with the owner's last change, which is not before the
-// owner's end: the owner's status is written soon after its end, and never again.
+// settle compares the log's time with the owner's last change. That change is not before the owner's end: the owner's
+// status is written soon after its end, and never again.
 func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
 	if l.config.AwaitWriters != nil {
 		return nil, l.config.AwaitWriters(ctx)
@@ -43,8 +43,8 @@ func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetErro
 // clockAttempts bounds how often the clock is written again after another process wrote it.
 const clockAttempts = 10
 
-// now returns the log's time (invariant 12). It appends an event and takes that
-// event's time, because nothing else on an idle log shows that time has passed.
+// now returns the log's time (invariant 12). It appends an event and returns that event's time, because nothing else in
+// an idle log shows that time has passed.
 func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 	key := eventlog.Key{Cluster: l.config.Cell.Cluster, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
 	for try := 0; ; try++ {
@@ -60,7 +60,7 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 		if err == nil {
 			return l.timeOf(ctx, key, rev)
 		}
-		// Another process has asked for the time. Its event may be older than this call.
+		// Another process asked for the time and wrote first. Its event may be older than this call, so try again.
 		if !errors.Is(err, eventlog.ErrConflict) || try == clockAttempts {
 			return time.Time{}, err
 		}

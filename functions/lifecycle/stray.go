@@ -24,18 +24,18 @@ func (l *Lifecycle) namespaceKey(name string) eventlog.Key {
 func (l *Lifecycle) isStray(ctx context.Context, e eventlog.Event) bool {
 	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
 	if err != nil {
-		return true // the task will look again
+		return true // the task looks again
 	}
 	_, found, err := view.Get(ctx, l.namespaceKey(e.Key.Namespace).RowKey(), view.Revision())
 	return err != nil || !found
 }
 
-// seekAfter is how many objects of one kind in one namespace are passed before the next kind or namespace is looked
-// for. Of more it would cost more to read them.
+// seekAfter is how many objects of one kind in one namespace are read before the scan jumps to the next kind or
+// namespace. If there are more, jumping costs less than reading them.
 const seekAfter = 100
 
-// strays returns a task for every namespace that has objects but does not exist. Of each kind it reads a few objects in
-// each namespace.
+// strays returns a task for every namespace that has objects but does not exist. It reads only a few objects of each
+// kind in each namespace.
 func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, error) {
 	exists := map[string]bool{"": true}
 	var tasks []task
@@ -75,8 +75,8 @@ func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, 
 	return tasks, nil
 }
 
-// deleteStrays deletes everything in a namespace that does not exist. Requests that saw the namespace created it. Their
-// messages lay in a stalled log until after the namespace was finalized.
+// deleteStrays deletes everything in a namespace that does not exist. The objects come from requests that saw the
+// namespace, and whose messages were held up in a stalled log until the namespace had been finalized.
 func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	_, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// kind of a task.
+// kind is the kind of a task.
 type kind string
 
 const (
@@ -28,7 +28,7 @@ const (
 	rolesTask      kind = "roles"
 	strayTask      kind = "stray"
 	collectTask    kind = "collect"
-	finishTask     kind = "finish" // the foreground deletion of an object, if nothing blocks it any more
+	finishTask     kind = "finish" // ends the foreground deletion of an object, if nothing blocks it any more
 	ownerTask      kind = "owner"
 	recountTask    kind = "recount"
 	defaultsTask   kind = "defaults"
@@ -39,10 +39,10 @@ const (
 	tokenTask      kind = "token"
 	accountTask    kind = "account"
 	versionsTask   kind = "versions" // of a group of custom resources
-	remoteTask     kind = "remote"   // APIService
+	remoteTask     kind = "remote"   // an APIService
 )
 
-// task says what to look at. Equal tasks never run at the same time in one queue.
+// task says what to look at. One queue never runs equal tasks at the same time.
 type task struct {
 	kind kind
 	name string
@@ -51,7 +51,7 @@ type task struct {
 // taskOf is a task that looks at one object.
 func taskOf(k kind, namespace, name string) task { return task{k, namespace + "/" + name} }
 
-// objectNamespace and objectName are the parts of a name 'NAMESPACE/NAME'.
+// objectNamespace and objectName return the parts of a name 'NAMESPACE/NAME'.
 func objectNamespace(t task) string {
 	namespace, _, _ := strings.Cut(t.name, "/")
 	return namespace
@@ -64,7 +64,7 @@ func objectName(t task) string {
 
 func (t task) String() string { return string(t.kind) + " " + t.name }
 
-// isOf says whether the key is that of the task's own object, rather than of its content.
+// isOf says whether the key is that of the task's own object, not of an object in it.
 func (t task) isOf(k eventlog.Key) bool {
 	switch t.kind {
 	case namespaceTask:
@@ -91,8 +91,8 @@ func isOwn(k eventlog.Key, resource string) bool {
 	return k.Group == ownGroup && k.Resource == resource
 }
 
-// tasksOf returns the tasks that an event may ask for. An object that is gone may be the last one that its namespace or
-// its definition waited for. A new object may have come too late for its namespace.
+// tasksOf returns the tasks that an event may ask for. A deleted object may be the last one that its namespace or its
+// definition waited for. A new object may have come too late for its namespace.
 func tasksOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
@@ -135,7 +135,7 @@ func tasksOf(e eventlog.Event) []task {
 	return tasks
 }
 
-// afterDot is the group in the name of a definition or of an APIService.
+// afterDot returns the group from the name of a definition or of an APIService.
 func afterDot(name string) string {
 	_, group, _ := strings.Cut(name, ".")
 	return group
@@ -143,7 +143,7 @@ func afterDot(name string) string {
 
 // tasksOfState returns the tasks that the state asks for, whichever events led to it.
 func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
-	l.kinds.changed() // whatever came while nobody listened
+	l.kinds.changed() // they may have changed while no lifecycle ran
 	tasks := []task{{rolesTask, ""}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -196,10 +196,11 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	return tasks, nil
 }
 
-// author of all that tasks write, some of it as a controller of upstream's.
+// author is the author of everything that tasks write. Some of it is also written in the name of an upstream
+// controller.
 var author = kubestore.PartOf("lifecycle")
 
-// do runs a task once. It returns the tasks to which that leads.
+// do runs a task once. It returns the tasks that follow from it.
 func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 	ctx = kubestore.WithAuthor(ctx, author)
 	if name := controllers[t.kind]; name != "" {

@@ -16,9 +16,9 @@ import (
 )
 
 // A finished Job with `ttlSecondsAfterFinished` and a bootstrap token with an expiration are deleted when their time
-// has come, as upstream's controllers do. A task for one that has time left waits that long.
+// has come, as upstream's controllers do. If it has not come yet, the task waits for it.
 
-// mortalsOf returns the task of an event of a Job, or of a Secret where bootstrap tokens are.
+// mortalsOf returns the task of an event of a Job, or of a Secret in the namespace of bootstrap tokens.
 func mortalsOf(e eventlog.Event) []task {
 	k := e.Key
 	switch {
@@ -31,7 +31,7 @@ func mortalsOf(e eventlog.Event) []task {
 	return nil
 }
 
-// mortalsOfState returns the tasks of what will have to be deleted.
+// mortalsOfState returns the tasks of objects that will have to be deleted.
 func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
 	var tasks []task
 	jobs, err := l.client.BatchV1().Jobs("").List(ctx, metav1.ListOptions{})
@@ -53,7 +53,7 @@ func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
 	return tasks, nil
 }
 
-// endOfJob is when a Job is to be deleted, if it ever is.
+// endOfJob returns when a Job is to be deleted, if ever.
 func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
 	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
 		return time.Time{}, false
@@ -61,7 +61,7 @@ func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
 	for _, c := range j.Status.Conditions {
 		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
 			if c.LastTransitionTime.IsZero() {
-				return time.Time{}, false // as upstream, which does not know then when it finished
+				return time.Time{}, false // as upstream, which then does not know when the Job finished
 			}
 			return c.LastTransitionTime.Add(time.Duration(*j.Spec.TTLSecondsAfterFinished) * time.Second), true
 		}
@@ -69,7 +69,7 @@ func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
 	return time.Time{}, false
 }
 
-// endJob deletes a Job whose time has come. Its Pods go with it.
+// endJob deletes a Job whose time has come. Its Pods are deleted with it.
 func (l *Lifecycle) endJob(ctx context.Context, t task) error {
 	jobs := l.client.BatchV1().Jobs(objectNamespace(t))
 	j, err := jobs.Get(ctx, objectName(t), metav1.GetOptions{})
@@ -90,7 +90,7 @@ func (l *Lifecycle) endJob(ctx context.Context, t task) error {
 	return ended(jobs.Delete(ctx, j.Name, metav1.DeleteOptions{PropagationPolicy: &foreground, Preconditions: asSeen(j)}))
 }
 
-// endToken deletes a bootstrap token whose time has come, or whose time nobody can read.
+// endToken deletes a bootstrap token whose time has come, or whose expiration cannot be parsed.
 func (l *Lifecycle) endToken(ctx context.Context, t task) error {
 	secrets := l.client.CoreV1().Secrets(objectNamespace(t))
 	s, err := secrets.Get(ctx, objectName(t), metav1.GetOptions{})
@@ -113,8 +113,8 @@ func (l *Lifecycle) endToken(ctx context.Context, t task) error {
 	return ended(secrets.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: asSeen(s)}))
 }
 
-// await returns nil if the time has come by the log's time. The clock of this process may be wrong, but it only decides
-// whether to ask the log.
+// await returns nil if 'end' has come by the log's time. The clock of this process may be wrong, but it only decides
+// whether the log is asked.
 func (l *Lifecycle) await(ctx context.Context, end time.Time) error {
 	now := time.Now()
 	if !now.Before(end) {
@@ -129,13 +129,14 @@ func (l *Lifecycle) await(ctx context.Context, end time.Time) error {
 	return nil
 }
 
-// asSeen lets a deletion fail if the object has changed since it was looked at.
+// asSeen makes a deletion fail if the object has changed since it was read.
 func asSeen(o metav1.Object) *metav1.Preconditions {
 	uid, revision := o.GetUID(), o.GetResourceVersion()
 	return &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}
 }
 
-// ended is the error of a deletion. What is gone already needs none, and what has changed meanwhile has an event.
+// ended filters the error of a deletion. It is not an error if the object is already gone, or has changed meanwhile:
+// the change makes an event.
 func ended(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil

@@ -18,10 +18,10 @@ import (
 )
 
 // The admission plugin StorageObjectInUseProtection gives each claim, each volume and each VolumeAttributesClass a
-// finalizer. It is removed here once nothing uses what is deleted, as upstream's protection controllers do.
+// finalizer. The tasks here remove it once nothing uses the deleted object, as upstream's protection controllers do.
 
-// volumesOf returns the tasks of an event: of a claim, a volume or a class that changes, of the claims that wait for
-// the Pods of a namespace, and of the classes that wait for claims and volumes.
+// volumesOf returns the tasks of an event: for a claim, volume or class that has changed, for claims that wait for the
+// Pods of a namespace, and for classes that wait for claims and volumes.
 func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
@@ -38,7 +38,7 @@ func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 	default:
 		return nil
 	}
-	if e.Op == eventlog.Added { // nothing is released by what comes
+	if e.Op == eventlog.Added { // a new object releases nothing
 		return tasks
 	}
 	l.mu.Lock()
@@ -84,7 +84,7 @@ func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
 	return tasks, nil
 }
 
-// releaseClaim lets a claim go that no Pod uses any more.
+// releaseClaim removes the finalizer of a claim that is being deleted, once no Pod uses it any more.
 func (l *Lifecycle) releaseClaim(ctx context.Context, t task) error {
 	namespace, name := objectNamespace(t), objectName(t)
 	client := l.client.CoreV1().PersistentVolumeClaims(namespace)
@@ -117,8 +117,8 @@ func (l *Lifecycle) releaseClaim(ctx context.Context, t task) error {
 	return nil
 }
 
-// uses says whether a Pod uses a claim that is being deleted. A Pod without a node will not be started with it any
-// more.
+// uses says whether a Pod uses a claim that is being deleted. A Pod without a node does not: it will not be started
+// with the claim any more.
 func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if pod.Spec.NodeName == "" {
 		return false
@@ -130,7 +130,7 @@ func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// releaseVolume lets a volume go that is not bound any more.
+// releaseVolume removes the finalizer of a volume that is being deleted, once it is not bound any more.
 func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
 	client := l.client.CoreV1().PersistentVolumes()
 	volume, err := client.Get(ctx, t.name, metav1.GetOptions{})
@@ -154,7 +154,8 @@ func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
 	return nil
 }
 
-// releaseAttributes lets a VolumeAttributesClass go that no volume and no claim names any more.
+// releaseAttributes removes the finalizer of a VolumeAttributesClass that is being deleted, once no volume and no claim
+// names it any more.
 func (l *Lifecycle) releaseAttributes(ctx context.Context, t task) error {
 	client := l.client.StorageV1().VolumeAttributesClasses()
 	class, err := client.Get(ctx, t.name, metav1.GetOptions{})
@@ -182,7 +183,8 @@ func (l *Lifecycle) releaseAttributes(ctx context.Context, t task) error {
 	return nil
 }
 
-// usesAttributes says whether a volume has the attributes of a class, or a claim has them, wants them or gets them.
+// usesAttributes says whether a volume has the attributes of a class, or a claim has them, wants them or is getting
+// them.
 func (l *Lifecycle) usesAttributes(ctx context.Context, class string) (bool, error) {
 	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
