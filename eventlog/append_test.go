@@ -37,7 +37,8 @@ func refused(t *testing.T, l *eventlog.Log, want error, writes ...eventlog.Write
 	}
 }
 
-// Preconditions: fresh 0; after a tombstone the tombstone's revision; after the last event was purged 0.
+// The right precondition is 0 for a new object, the tombstone's revision after a tombstone, and 0 again after the key's
+// last event was purged.
 func TestPreconditions(t *testing.T) {
 	l := eventlogtest.Log(t)
 	first := mustAppend(t, l, "1", added("a", "v1"))
@@ -64,7 +65,7 @@ func TestPreconditions(t *testing.T) {
 	}
 }
 
-// A writer stalls while another write of the key comes, is projected and is purged. The stalled write then succeeds
+// A writer stalls while another write of the key is appended, projected and purged. The stalled write then succeeds
 // with precondition 0. Only the base in its event shows that the chain is broken, and the fold voids it (invariant 13).
 func TestBaseShowsABrokenChain(t *testing.T) {
 	l := eventlogtest.Log(t)
@@ -134,12 +135,12 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// An object named like a wildcard is one object: its events never match another one's subject.
+// An object named like a wildcard is one object: its events never match another object's subject.
 func TestWildcardNames(t *testing.T) {
 	l := eventlogtest.Log(t)
 	mustAppend(t, l, "1", added("plain", "x"))
 	for i, name := range []string{"*", ">", "a b", "a.b", "a_b", "%2A", "system:*", "é", "\x00\n"} {
-		rev := mustAppend(t, l, fmt.Sprint("w", i), added(name, "x")) // fresh, though 'plain' exists
+		rev := mustAppend(t, l, fmt.Sprint("w", i), added(name, "x")) // a new object, though 'plain' exists
 		if e := mustTail(t, l, rev-1, rev)[0]; e.Key != pod(name) {
 			t.Errorf("%q came back as %+v", name, e.Key)
 		}
@@ -178,7 +179,7 @@ func TestBadAppends(t *testing.T) {
 	}
 }
 
-// Even when there are more batches at once than the server takes, all are appended, and none is interleaved with
+// Even if there are more batches at once than the server takes, all of them are appended, and none is interleaved with
 // another.
 func TestManyBatches(t *testing.T) {
 	if testing.Short() {
@@ -210,7 +211,7 @@ func batch(id, size int) []eventlog.Write {
 	return writes
 }
 
-// Stream info shows a batch that is being written; Head never does.
+// Stream info shows a batch that is being written. Head never does.
 func TestHeadIsNeverInsideABatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of appends")

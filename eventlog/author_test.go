@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// An event brings its author back from the log, in a batch too. What clients choose cannot forge a header, is text that
-// can be seen, and has an end.
+// An event's author is the same when it is read from the log, also in a batch. Texts that clients choose cannot forge a
+// header, contain only visible characters, and are of bounded length.
 func TestAuthor(t *testing.T) {
 	l := eventlogtest.Log(t)
 	long := strings.Repeat("é", 400)
@@ -45,7 +45,7 @@ func TestAuthor(t *testing.T) {
 	}
 }
 
-// Whatever headers say of an author is read, has an end, and is the same when it is written again.
+// Whatever headers say about an author can be read, is of bounded length, and is the same when it is written again.
 func FuzzAuthor(f *testing.F) {
 	f.Add("ann", "", "kubectl/v1.36.3", "7\tann")
 	f.Add(" a\r\nb ", "\xff\u202e", strings.Repeat("é…", 200), "18446744073709551616\tx")

@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// forgedBarriers are what a role that may append barriers alone can publish, each by what it tries.
+// forgedBarriers are messages that a role which may only append barriers can publish, by what each attempts.
 var forgedBarriers = map[string]nats.Header{
 	"a wrong checksum":                {"Logplane-Checksum": {"0"}},
 	"no checksum":                     {},
@@ -30,8 +30,8 @@ var forgedBarriers = map[string]nats.Header{
 		"Logplane-Epoch": {strconv.FormatUint(math.MaxUint64, 10)}},
 }
 
-// Whatever is published where barriers are changes nothing: every reader goes on past it, at once, has it for a barrier
-// without an id that is none, and what is said in it is not taken for a server's word.
+// Whatever is published on the barriers' subject changes nothing. Every reader passes it at once, and takes it for a
+// barrier, without an id unless its own is valid. Nothing in it is taken for an answer of the server.
 func TestForgedBarriers(t *testing.T) {
 	for name, header := range forgedBarriers {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestForgedBarriers(t *testing.T) {
 	}
 }
 
-// TestForgedBarriers on three servers: no server is asked for another copy.
+// TestForgedBarriersOnThreeServers is TestForgedBarriers on three servers: no server is asked for another copy.
 func TestForgedBarriersOnThreeServers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -65,7 +65,7 @@ func checkForgedBarrier(t *testing.T, l *eventlog.Log, conn *nats.Conn, header n
 	if b := mustHead(t, l); b.Head < forged {
 		t.Errorf("the head is %d", b.Head)
 	}
-	if _, err := l.EventAt(bounded(t), forged); err != nil { // as it is read where nothing comes after it
+	if _, err := l.EventAt(bounded(t), forged); err != nil { // read it while nothing comes after it
 		t.Fatal(err)
 	}
 	head := fill(t, l, 1)
@@ -88,8 +88,8 @@ func checkForgedBarrier(t *testing.T, l *eventlog.Log, conn *nats.Conn, header n
 	}
 }
 
-// A copy of a message that is no event has no id, though another copy may have one: its time tells whether it is the
-// same message.
+// A copy of a message that is not an event has no id, though another copy may have one. Then the time decides whether
+// it is the same message.
 func TestPositionsOfNoEvent(t *testing.T) {
 	known, none := eventlog.Position{Revision: 3, RequestID: "id", Time: 7}, eventlog.Position{Revision: 3, Time: 7}
 	for _, same := range [][2]eventlog.Position{{known, known}, {known, none}, {none, known}, {none, none}} {

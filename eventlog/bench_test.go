@@ -23,8 +23,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkAppendByMany is what one log takes from many writers, each of which waits for its acknowledgement. Its
-// servers and its writers share this process, and this machine's disk.
+// BenchmarkAppendByMany measures how many appends one log takes from many writers, each of which waits for its
+// acknowledgement. The servers and the writers share this process and this machine's disk.
 func BenchmarkAppendByMany(b *testing.B) {
 	for _, servers := range []int{1, 3} {
 		b.Run(fmt.Sprintf("servers=%d", servers), func(b *testing.B) {
@@ -49,7 +49,7 @@ func BenchmarkAppendByMany(b *testing.B) {
 	}
 }
 
-// cpuTime is what the process has used of its processors.
+// cpuTime is how much CPU time the process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
@@ -83,7 +83,7 @@ func BenchmarkHead(b *testing.B) {
 	}
 }
 
-// BenchmarkHeadOfAnother is what learning a head costs that another process has written.
+// BenchmarkHeadOfAnother measures what it costs to learn a head that another process has written.
 func BenchmarkHeadOfAnother(b *testing.B) {
 	for _, kib := range []int{1, 900} {
 		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
@@ -122,7 +122,7 @@ func BenchmarkTail(b *testing.B) {
 	}
 }
 
-// BenchmarkFollow is what an event costs a long-running reader that catches up.
+// BenchmarkFollow measures what an event costs a long-running reader that catches up.
 func BenchmarkFollow(b *testing.B) {
 	l := eventlogtest.Log(b)
 	writes := make([]eventlog.Write, 1000)

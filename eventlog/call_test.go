@@ -15,11 +15,11 @@ import (
 const (
 	streamInfo = "$JS.API.STREAM.INFO.logplane"
 	messageGet = "$JS.API.STREAM.MSG.GET.logplane"
-	// unavailable is what a server answers if it knows no leader.
+	// unavailable is a server's answer if it knows no leader.
 	unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
 )
 
-// A server that refuses a request for now is asked again. Its second answer is believed.
+// A server that refuses a request for now is asked again, and its second answer counts.
 func TestUnavailableOnce(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	conn := eventlogtest.Connect(t, server)
@@ -36,7 +36,7 @@ func TestUnavailableOnce(t *testing.T) {
 }
 
 // A server that was cut off answers for seconds after it is back that there is no leader. Here such a server passes a
-// request on only after that answer. So the leader's own answer always comes second, and is taken all the same.
+// request on only after that answer. So the leader's own answer always comes second, and is used all the same.
 func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
@@ -60,7 +60,7 @@ func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	}
 }
 
-// inPlaceOf gives the handler what clients of the server ask of a subject; nobody else there gets it.
+// inPlaceOf makes the handler receive what the server's clients publish on a subject, instead of the usual receivers.
 func inPlaceOf(t *testing.T, s *natsserver.Server, conn *nats.Conn, subject string, handler nats.MsgHandler) {
 	t.Helper()
 	instead := "instead." + subject
@@ -74,8 +74,8 @@ func inPlaceOf(t *testing.T, s *natsserver.Server, conn *nats.Conn, subject stri
 	t.Cleanup(func() { _ = subscribed.Unsubscribe() })
 }
 
-// A request whose connection breaks is never answered. It is sent again as soon as there is another connection, however
-// long it might have waited: a process that thaws after a freeze has a second to answer.
+// A request whose connection breaks is never answered. It is sent again as soon as there is another connection, even if
+// its timeout is long: a process that thaws after a freeze has only a second to answer.
 func TestTheConnectionBreaks(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	conn, link := eventlogtest.ConnectThrough(t, server)

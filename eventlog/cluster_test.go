@@ -22,7 +22,8 @@ func shortTimeout(c *eventlog.Config) { c.Timeout = 2 * time.Second }
 
 func follower(leader int) int { return (leader + 1) % 3 }
 
-// infoHead is what STREAM.INFO answers through server i: no more than its leader's opinion.
+// infoHead is the head that STREAM.INFO answers through server i. It proves nothing: it is only what the leader
+// believes.
 func infoHead(t *testing.T, c *eventlogtest.Servers, i int) eventlog.Revision {
 	t.Helper()
 	msg, err := c.Conn[i].Request("$JS.API.STREAM.INFO.logplane", nil, 5*time.Second)
@@ -45,7 +46,7 @@ func TestReplicatedLog(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	l := c.Log(0)
 	head := fill(t, l, 20)
-	if b := mustHead(t, l); b.First != 1 || b.Head != head+1 { // the barrier
+	if b := mustHead(t, l); b.First != 1 || b.Head != head+1 { // Head appends a barrier
 		t.Fatalf("got %+v after %d", b, head)
 	}
 	events := mustTail(t, l, 0, head+1)
@@ -71,8 +72,8 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal stalls on its way to the quorum. Another write of the same object learns that it has lost only when the
-// stalled one lands. The stalled one is found by its id.
+// A proposal stalls on its way to the quorum. A second write of the same object learns that it has lost only when the
+// stalled proposal lands. The stalled write is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -118,8 +119,8 @@ func once(t *testing.T, l *eventlog.Log, after eventlog.Revision, id string, rev
 	}
 }
 
-// During a leader change a message reaches the old and the new leader. The old one, here a subscriber in its place,
-// refuses first, and the new one appends. So such a refusal does not say that nothing was written.
+// During a leader change a message reaches the old and the new leader. The old one (here a subscriber takes its place)
+// refuses first, and the new one appends. So such a refusal does not prove that nothing was written.
 func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -152,7 +153,7 @@ func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 			}
 			mustHead(t, l)
 
-			c.Stall(leader) // so that the log's own answer comes second
+			c.Stall(leader) // so that the log's own answer comes after the refusal
 			defer c.Resume(leader)
 			answered := refuseOnce(t, c.Conn[leader], refusal.code, refusal.description)
 			done := appending(bounded(t), l, requestID("mine", name), writes...)
@@ -169,7 +170,7 @@ func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 
 func requestID(prefix, name string) string { return prefix + "-" + strings.ReplaceAll(name, " ", "-") }
 
-// refuseOnce answers the first append that it sees, and says when it has.
+// refuseOnce answers the first append that it sees, and closes the channel when it has answered.
 func refuseOnce(t *testing.T, conn *nats.Conn, code int, description string) <-chan struct{} {
 	t.Helper()
 	answered := make(chan struct{})
@@ -196,7 +197,7 @@ func refuseOnce(t *testing.T, conn *nats.Conn, code int, description string) <-c
 	return answered
 }
 
-// Whoever loses on a replicated log is told so, as on one server.
+// On a replicated log, a write that loses gets ErrConflict, as with one server.
 func TestReplicatedConflicts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -231,8 +232,8 @@ func TestReplicatedConflicts(t *testing.T) {
 	}
 }
 
-// A leader that is cut off without noticing goes on answering with its old head. Nobody who asks this package learns an
-// old head from it, or is told that the log went back.
+// A leader that is cut off without noticing goes on answering with its old head. This package never returns such a head
+// to its callers, and never reports because of it that the log went back.
 func TestDeposedLeader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for an election")
@@ -298,7 +299,7 @@ func TestDeposedLeader(t *testing.T) {
 	}
 }
 
-// openOn opens the existing log by server i, whatever the other servers think.
+// openOn opens the existing log through server i, whatever the other servers believe.
 func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 	t.Helper()
 	var l *eventlog.Log
@@ -311,8 +312,8 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 }
 
 // The nearest replica answers direct gets, and is often behind. A tail is complete all the same. If a replica is cut
-// off together with the client, its end is old. The tail does not take that for the end, and is complete when the
-// replica is back.
+// off together with the client, it knows only an old end of the log. The tail does not stop at that end, and is
+// complete when the replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for replicas")
@@ -322,7 +323,7 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	c.Log(0)
 	leader := c.Leader()
 	writer, near := c.Log(leader), c.Log(follower(leader), shortTimeout)
-	stale := 0 // replicas begin to answer direct gets two seconds after the stream was made
+	stale := 0 // replicas begin to answer direct gets two seconds after the stream was created
 	eventlogtest.Eventually(t, "direct gets of what was acknowledged before are stale", func() bool {
 		rev := fill(t, writer, 1)
 		msg, err := c.Conn[follower(leader)].Request("$JS.API.DIRECT.GET.logplane", fmt.Appendf(nil, `{"seq":%d}`, rev), time.Second)
@@ -343,7 +344,7 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	last := eventlog.Revision(0)
 	collect := func(e eventlog.Event) error { last = e.Revision; return nil }
 	eventlogtest.Eventually(t, "the replica that is cut off answers", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // two of three times another one is asked, which does not
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // two of three requests go to another server, in vain
 		defer cancel()
 		err := near.Tail(ctx, old-5, head, collect)
 		if err == nil || errors.Is(err, eventlog.ErrPurged) || errors.Is(err, eventlog.ErrDiverged) || last >= head {
@@ -358,8 +359,8 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	}
 }
 
-// Writers through all servers, while leaders give up and one is cut off: every acknowledged write is in the log once,
-// at its revision, every chain of an object is unbroken, and a follower saw all of it in order.
+// Writers use all servers while leaders step down and one is cut off. Every acknowledged write is in the log once, at
+// its revision; the chain of events of every object is unbroken; and a follower saw all of it in order.
 func TestLeaderChangesAmidWrites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("leaders change for a quarter of a minute")
@@ -424,7 +425,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 		t.Fatalf("following: %v", err)
 	}
 	var events []eventlog.Event
-	// The server that was cut off says for seconds that there is no leader.
+	// For some seconds the server that was cut off answers that there is no leader.
 	eventlogtest.Eventually(t, "all of the log is read", func() bool {
 		events = nil
 		return l.Tail(bounded(t), 0, head, func(e eventlog.Event) error { events = append(events, e); return nil }) == nil
@@ -441,7 +442,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	t.Logf("%d appends acknowledged, %d events", acknowledged.Load(), len(events))
 }
 
-// history is what one writer was told.
+// history is what one writer was told about its appends.
 type history struct {
 	log          *eventlog.Log
 	acknowledged map[string]eventlog.Revision
@@ -449,7 +450,7 @@ type history struct {
 	total        *atomic.Int64
 }
 
-// write changes a few objects that all writers share, until ctx ends; every fourth append is a batch.
+// write changes a few objects that all writers share, until ctx ends. Every fourth append is a batch.
 func (h *history) write(t *testing.T, ctx context.Context, w int) {
 	last := map[string]eventlog.Revision{}
 	applied := eventlog.Revision(0)
@@ -480,7 +481,7 @@ func (h *history) write(t *testing.T, ctx context.Context, w int) {
 			}
 			writes = append(writes, change)
 		}
-		// Background: a write in flight when the test is over is resolved like any other.
+		// The context does not end with ctx: a write in flight when the test is over is resolved like any other.
 		rev, err := h.log.Append(context.WithoutCancel(ctx), h.log.Basis(), id, writes...)
 		if err == nil {
 			h.acknowledged[id] = rev - eventlog.Revision(len(writes)-1)
@@ -494,7 +495,7 @@ func (h *history) write(t *testing.T, ctx context.Context, w int) {
 	}
 }
 
-// check compares what writers were told with the log.
+// check compares what the writers were told with the log.
 func check(t *testing.T, events []eventlog.Event, histories []*history) {
 	t.Helper()
 	at := map[string]eventlog.Revision{}
@@ -526,8 +527,8 @@ func check(t *testing.T, events []eventlog.Event, histories []*history) {
 	}
 }
 
-// An operator gives the log more replicas while processes run. They must not go on believing a single server, which may
-// be a leader that the others have replaced.
+// An operator gives the log more replicas while processes run. The processes must stop trusting a single server, which
+// may be a leader that the others have replaced.
 func TestMoreReplicas(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
@@ -549,7 +550,7 @@ func TestMoreReplicas(t *testing.T) {
 		e, err := eventlog.Examine(bounded(t), eventlog.Config{Conn: c.Conn[0]})
 		return err == nil && e.Replicas == 3 && e.Leader != "" && len(e.Lagging) == 0
 	})
-	onOld := openOn(t, c, old) // opened after the change, it knows
+	onOld := openOn(t, c, old) // this log is opened after the change, so it knows
 	if b := mustHead(t, onOld); b.Head <= before {
 		t.Errorf("the head is %d and no barrier came after %d", b.Head, before)
 	}
@@ -564,7 +565,7 @@ func TestMoreReplicas(t *testing.T) {
 	}
 }
 
-// A process whose server is cut off from the others goes on by another one, while the cut lasts.
+// If a process's server is cut off from the others, the process continues through another server while the cut lasts.
 func TestAServerThatIsCutOffIsLeft(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -594,8 +595,8 @@ func TestAServerThatIsCutOffIsLeft(t *testing.T) {
 	fill(t, l, 3)
 }
 
-// The leader of a log can be reached and says that it leads, while no other server follows it. Whoever asks is told
-// within the timeout what is wrong and what to do, and the metric says so until the log acknowledges again.
+// The leader of a log can be reached and says that it leads, while no other server follows it. Callers are told within
+// the timeout what is wrong and what to do. The metric shows it until the log acknowledges again.
 func TestAStuckGroupIsNoticed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -613,7 +614,7 @@ func TestAStuckGroupIsNoticed(t *testing.T) {
 		t.Fatalf("the leader does not answer, the test is void: %v", err)
 	}
 	want := fmt.Sprintf("the log's leader 's%d' answers, and no server acknowledges anything", leader)
-	trusted := extent(quick) // first: two seconds later the leader knows that it is alone
+	trusted := extent(quick) // this comes first: two seconds later the leader knows that it is alone
 	_, head := quorum.Head(bounded(t))
 	for what, err := range map[string]error{"head": head, "extent": extent(quorum), "extent where the leader is trusted": trusted} {
 		if err == nil || !strings.Contains(err.Error(), want) {

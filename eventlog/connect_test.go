@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRedacted: no password comes into a message, whatever is in it.
+// TestRedacted: no message contains a password, whatever characters the password has.
 func TestRedacted(t *testing.T) {
 	for url, shown := range map[string]string{
 		"nats://127.0.0.1:4222":                      "nats://127.0.0.1:4222",

@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/test/servers"
 )
 
-// deliveries are all ways to read events after a revision up to another.
+// deliveries are all ways to read the events after one revision up to another.
 func deliveries(t *testing.T, l *eventlog.Log, after, upto eventlog.Revision) map[string]func(func(eventlog.Event) error) error {
 	t.Helper()
 	end := errors.New("the end")
@@ -51,8 +51,8 @@ func deliveries(t *testing.T, l *eventlog.Log, after, upto eventlog.Revision) ma
 	}
 }
 
-// A server of three has bits flipped in its file, some where it notices and some where it cannot. Whether it leads or
-// not, all that was acknowledged is read through it as it was.
+// One server of three has flipped bits in its file: some that it notices and some that it cannot notice. Whether it
+// leads or not, every acknowledged event can be read through it unchanged.
 func TestFlippedBitsOfAMinority(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it restarts a server")
@@ -96,8 +96,8 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 	}
 }
 
-// Two servers of three lack an event, and the third, which has it, is down. That the log went back is said of a log of
-// which all servers were asked.
+// Two servers of three lack an event, and the third, which has it, is down. Only if all servers were asked may an error
+// say that the log went back.
 func TestAnEventThatTheServersAtHandLack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it restarts servers")
@@ -141,7 +141,7 @@ func lead(t *testing.T, c *eventlogtest.Servers, i int) {
 	})
 }
 
-// connectFirst returns a connection to server i that knows the others, too. It ends with the test.
+// connectFirst returns a connection to server i that also knows the other servers. It ends with the test.
 func connectFirst(t *testing.T, c *eventlogtest.Servers, i int) *nats.Conn {
 	t.Helper()
 	var urls []string
@@ -156,8 +156,8 @@ func connectFirst(t *testing.T, c *eventlogtest.Servers, i int) *nats.Conn {
 	return conn
 }
 
-// The only copy of an event is damaged where the server does not notice. Every reader stops there and says so: what was
-// acknowledged is not taken for a message that never was an event.
+// The only copy of an event is damaged in a way that the server does not notice. Every reader stops there and reports
+// it: an acknowledged event must not be treated as a message that never was an event.
 func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	folder := t.TempDir()
 	s := eventlogtest.Run(t, folder)
@@ -175,8 +175,8 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	}
 }
 
-// Whatever bit of an event is flipped, and wherever its headers seem to end, it is not taken for another event, nor for
-// a message that never was one.
+// Whichever bit of an event is flipped, and wherever its headers seem to end, the result is not taken for another
+// event, nor for a message that never was one.
 func TestEveryBitCounts(t *testing.T) {
 	const prefix = "p"
 	modified := added("a", "body")

@@ -15,7 +15,7 @@ import (
 
 const erased = "a password that was pasted by mistake"
 
-// What was purged after a Fill is in no file of any server, although the log has newer events and is written on.
+// What was purged after a Fill is in no file of any server, even while the log has newer events and grows.
 func TestFilledAndPurgedIsErased(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) (*eventlog.Log, []*server.Server){
 		"one server": func(t *testing.T) (*eventlog.Log, []*server.Server) {
@@ -63,7 +63,7 @@ func TestFilledAndPurgedIsErased(t *testing.T) {
 func holds(t *testing.T, s *server.Server, text string) (found bool) {
 	err := filepath.WalkDir(s.StoreDir(), func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
-			return nil // it is gone by now
+			return nil // the file is gone by now
 		}
 		content, err := os.ReadFile(path)
 		found = found || err == nil && bytes.Contains(content, []byte(text))
@@ -75,7 +75,7 @@ func holds(t *testing.T, s *server.Server, text string) (found bool) {
 	return found
 }
 
-// A barrier that outdates roots says so to who reads it, and the padding of Fill is no body.
+// A barrier that outdates roots says so to its readers. The padding of Fill is not returned as a body.
 func TestBarriersOfForgetting(t *testing.T) {
 	l := eventlogtest.Log(t)
 	if _, err := l.Fill(bounded(t)); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog/embedded"
 )
 
-// open is a fresh log on a server inside this process.
+// open returns a new log on a server inside this process.
 func open(ctx context.Context) (log *eventlog.Log, stop func()) {
 	folder, err := os.MkdirTemp("", "log-")
 	must(err)
@@ -38,7 +38,7 @@ func must(err error) {
 var greeting = eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "tour", Name: "greeting"}
 
 // A write says which event of its key it was computed from. The log appends it only if that is still the key's last
-// one.
+// event.
 func ExampleLog_Append() {
 	ctx := context.Background()
 	log, stop := open(ctx)
@@ -65,7 +65,7 @@ func ExampleLog_Append() {
 	// conflict: true
 }
 
-// Head says how far the log reaches, and Tail reads it up to there, in order and without a hole.
+// Head says how far the log reaches. Tail reads the log up to there, in order and without a hole.
 func ExampleLog_Tail() {
 	ctx := context.Background()
 	log, stop := open(ctx)
@@ -91,7 +91,7 @@ func ExampleLog_Tail() {
 	// 2 request-1.1 main/configmaps/tour/farewell hello
 }
 
-// Follow goes on with what is appended later, an append at a time, until its function returns an error.
+// Follow also yields what is appended later, an append at a time, until its function returns an error.
 func ExampleLog_Follow() {
 	ctx := context.Background()
 	log, stop := open(ctx)

@@ -21,7 +21,7 @@ func RoundTrips(kind string) float64 {
 }
 
 var (
-	Encode       = encode // for forging
+	Encode       = encode // to forge messages
 	CheckVersion = checkVersion
 )
 
@@ -35,13 +35,14 @@ func ParseSubject(prefix, subject string) (Key, error) {
 	return parseSubject(prefix, subject, false)
 }
 
-// Pattern is what Allowed makes of a key.
+// Pattern is the subject that Allowed makes of a key.
 func Pattern(start string, k Key) (string, error) { return k.subject(start, true) }
 
-// DecodeRepublished reads a message that was republished, as a subscriber does. Its Body is empty if only headers were.
+// DecodeRepublished reads a republished message, as a subscriber does. Its Body is empty if only headers were
+// published.
 func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
 	sequence := m.Header.Get(headerSequence)
-	// One that carries a body came by way of another stream with sequences of its own, and names the log's beside them.
+	// A message with a body came through another stream with its own sequences. An extra header has the log's sequence.
 	if source := strings.Fields(m.Header.Get("Nats-Stream-Source")); len(source) >= 2 {
 		sequence = source[1]
 	}
@@ -58,16 +59,17 @@ func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
 	return e, err
 }
 
-// Join enters the next question for the head at once, and returns what waits for its answer.
+// Join enters the next question for the head at once, and returns a function that waits for its answer.
 func (l *Log) Join() func(context.Context) (Bounds, error) { return l.join().wait }
 
-// Info is what stream info says, not corrected in any way.
+// Info returns the bounds from stream info, without any correction.
 func (l *Log) Info(ctx context.Context) (Bounds, error) {
 	s, err := l.info(ctx)
 	return s.Bounds, err
 }
 
-// Search is what follows when writes of a view are refused by a server that knows last as a key's last revision.
+// Search does what follows after a server refused writes of a view. last is the key's last revision as that server
+// knows it.
 func (l *Log) Search(ctx context.Context, id string, view, last Revision, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(0, id, writes)
 	if err != nil {
@@ -79,10 +81,10 @@ func (l *Log) Search(ctx context.Context, id string, view, last Revision, writes
 // Conn is the log's connection.
 func (l *Log) Conn() *nats.Conn { return l.config.Conn }
 
-// Basis is the basis of a writer who knows what this process has seen.
+// Basis is the basis of a writer that knows what this process has seen.
 func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }
 
-// Damaged is how often this process has read a damaged event from another server.
+// Damaged is how often this process found a damaged event and read it from another server.
 func Damaged() float64 { return metric(damaged).GetCounter().GetValue() }
 
 // Unacknowledged is how often in a row the log did not acknowledge.
@@ -96,8 +98,8 @@ func metric(of prometheus.Metric) *dto.Metric {
 	return &m
 }
 
-// Sealed is a write as it is on the wire: subject, headers and body. Its headers end with the last one, and the client
-// of NATS writes them in any order.
+// Sealed returns a write as it is on the wire: subject, headers and body. The header named last comes last, since the
+// NATS client writes headers in any order.
 func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, header, body []byte) {
 	t.Helper()
 	msg, err := encode(prefix, 1, "id", time.Unix(1, 0), w)
@@ -116,10 +118,10 @@ func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, 
 	return msg.Subject, b.Bytes(), msg.Data
 }
 
-// ErrForeign says that a message would be taken for one that was never an event.
+// ErrForeign says that a message would be treated as one that never was an event.
 var ErrForeign = errors.New("foreign")
 
-// Whole reads a message as the leader answers it.
+// Whole decodes a message in the form in which the leader answers it.
 func Whole(prefix, subject string, header, body []byte) (Event, error) {
 	h, _ := nats.DecodeHeadersMsg(header)
 	m := stored{Subject: subject, header: h, Body: body, Raw: header}
@@ -130,5 +132,5 @@ func Whole(prefix, subject string, header, body []byte) (Event, error) {
 	return e, err
 }
 
-// Header is the cause on the wire.
+// Header is the cause as a header's value.
 func (c Cause) Header() string { return c.header() }

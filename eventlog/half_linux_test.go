@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A server whose disk is full has written half of a batch, and shows it. No head lies there, until the rest is written
-// when the server is started again.
+// A server whose disk is full has written half of a batch, and shows it. Head never returns a revision in it. When the
+// server is started again, it writes the rest.
 func TestHalfABatchIsNoHead(t *testing.T) {
 	disk := eventlogtest.MountDisk(t, 48<<20)
 	s, l, before, size := writeHalf(t, disk)
@@ -52,7 +52,7 @@ func TestHalfABatchIsNoHead(t *testing.T) {
 	}
 }
 
-// writeHalf lets the disk be full at some event of a batch of the size, after the revision.
+// writeHalf fills the disk while a batch of that size is written after the revision 'before'.
 func writeHalf(t *testing.T, disk eventlogtest.Disk) (s *server.Server, l *eventlog.Log, before, size eventlog.Revision) {
 	t.Helper()
 	s = eventlogtest.Run(t, disk.Folder)

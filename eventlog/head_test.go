@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// While one question is in flight all further callers share the next one.
+// While one question is in flight, all further callers share the next one.
 func TestHeadIsShared(t *testing.T) {
 	l, link, direct := stallable(t, 20*time.Second)
 	fill(t, direct, 3)
@@ -63,9 +63,9 @@ func TestHeadCallerLeaves(t *testing.T) {
 	}
 }
 
-// TestLocalHeadAfterABatch: where the log is in this process, its head is asked for over the connection only while a
-// batch of this process may be on its way: not once a batch whose answer was lost is found, and as long as the outcome
-// of one is unknown.
+// TestLocalHeadAfterABatch: if the log is in this process, Head asks over the connection only while a batch of this
+// process may be on its way. It does so while the outcome of a batch is unknown, and not once a batch whose answer was
+// lost has been found.
 func TestLocalHeadAfterABatch(t *testing.T) {
 	for name, resolved := range map[string]bool{"found": true, "unknown": false} {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestLocalHeadAfterABatch(t *testing.T) {
 	}
 }
 
-// Every head is at least as new as what was acknowledged before it was asked for.
+// Every head is at least as new as every write that was acknowledged before the call.
 func TestHeadIsRecent(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())
 	var logs []*eventlog.Log

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// bounded is a context that ends with the test, and after 30 s at the latest.
+// bounded returns a context that ends with the test, and after at most 30 s.
 func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -41,7 +41,7 @@ func mustAppend(t testing.TB, l *eventlog.Log, id string, writes ...eventlog.Wri
 
 var filled atomic.Int64
 
-// fill appends n events of objects of their own.
+// fill appends n events, each of a new object.
 func fill(t testing.TB, l *eventlog.Log, n int) eventlog.Revision {
 	t.Helper()
 	var rev eventlog.Revision
@@ -74,7 +74,7 @@ func mustTail(t testing.TB, l *eventlog.Log, after, upto eventlog.Revision) []ev
 	return events
 }
 
-// each gives a follower's batches to yield, an event at a time.
+// each turns a function for single events into one for a follower's batches.
 func each(yield func(eventlog.Event) error) func(eventlog.Batch) error {
 	return func(b eventlog.Batch) error {
 		for _, e := range b {

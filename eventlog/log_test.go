@@ -129,7 +129,7 @@ func TestTailInPages(t *testing.T) {
 }
 
 // Follow yields whole appends, whatever lies between them. If it begins in the middle of one, it yields the rest of it.
-// An event that claims a batch which is not there is yielded alone, so no reader waits for the rest for ever.
+// An event that claims to be in a batch which is not there is yielded alone, so that no reader waits for ever.
 func TestFollowYieldsWholeAppends(t *testing.T) {
 	l := eventlogtest.Log(t)
 	mustAppend(t, l, "one", added("one", "x"))

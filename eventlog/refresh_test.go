@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// TestRefresh: a connection that still works is kept, and one that has died without a sign is replaced. Where there is
-// no server, Refresh gives up before the second ends that a client may have to wait.
+// TestRefresh: a connection that still works is kept, and one that has died unnoticed is replaced. If there is no
+// server, Refresh gives up within the second that a client may have to wait.
 func TestRefresh(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())
 	link := eventlogtest.NewLink(t)
@@ -38,7 +38,7 @@ func TestRefresh(t *testing.T) {
 	require.NoError(t, conn.FlushTimeout(time.Second))
 
 	link.Stall()
-	for range 8 { // in some of them, the client shakes hands with a server that does not answer
+	for range 8 { // during some of these calls, the client shakes hands with a server that does not answer
 		replaced, err = refresh()
 		require.Error(t, err)
 		require.True(t, replaced)

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// outcome is what an append in the background came to.
+// outcome is the result of an append in the background.
 type outcome struct {
 	rev eventlog.Revision
 	err error
@@ -25,7 +25,7 @@ func appending(ctx context.Context, l *eventlog.Log, id string, writes ...eventl
 	return done
 }
 
-// stallable is a log behind a link, and the same log directly.
+// stallable returns a log behind a link, and the same log without the link.
 func stallable(t *testing.T, timeout time.Duration) (*eventlog.Log, *eventlogtest.Link, *eventlog.Log) {
 	t.Helper()
 	s := eventlogtest.Run(t, t.TempDir())
@@ -34,13 +34,13 @@ func stallable(t *testing.T, timeout time.Duration) (*eventlog.Log, *eventlogtes
 	return eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: timeout}), link, direct
 }
 
-// tried waits until so many further appends were sent.
+// tried waits until n more appends have been sent.
 func tried(t *testing.T, before float64, n int) {
 	t.Helper()
 	eventlogtest.Eventually(t, "the append is tried again", func() bool { return eventlog.RoundTrips("append") >= before+float64(n) })
 }
 
-// A write whose answer did not come is published again under the same precondition, and found.
+// A write whose answer did not come is published again under the same precondition, and is found.
 func TestUnansweredAppendIsFound(t *testing.T) {
 	for name, writes := range map[string][]eventlog.Write{
 		"single": {added("a", "1")},
@@ -64,8 +64,8 @@ func TestUnansweredAppendIsFound(t *testing.T) {
 	}
 }
 
-// lost loses the first try of an append of 'a' with its connection, and returns what the append comes to if something
-// happens before the second.
+// lost appends 'a', and loses its first try together with the connection. It calls meanwhile before the second try, and
+// returns the result of the append.
 func lost(t *testing.T, meanwhile func(direct *eventlog.Log)) error {
 	t.Helper()
 	if testing.Short() {
@@ -76,7 +76,7 @@ func lost(t *testing.T, meanwhile func(direct *eventlog.Log)) error {
 	link.Stall()
 	done := appending(bounded(t), l, "mine", added("a", "mine"))
 	tried(t, before, 2)
-	link.Cut() // what it held back is lost
+	link.Cut() // everything that it held back is lost
 	meanwhile(direct)
 	link.Resume()
 	return (<-done).err
@@ -92,7 +92,7 @@ func TestUnansweredAppendLoses(t *testing.T) {
 	}
 }
 
-// If the events that would tell the outcome have left the log, the outcome stays unknown. It is never called a
+// If the events that would show the outcome have left the log, the outcome stays unknown. It is never called a
 // conflict.
 func TestUnansweredAppendIsPurged(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
@@ -103,8 +103,8 @@ func TestUnansweredAppendIsPurged(t *testing.T) {
 	}
 }
 
-// A process that was frozen for as long as events stay in the log publishes again, and no precondition tells it that
-// another write came first: that one has left the log. It must not call its own acknowledged.
+// A process that was frozen for as long as events stay in the log publishes again. No precondition shows it that
+// another write came first, since that write has left the log. It must not report its own write as acknowledged.
 func TestPublishedAgainAfterThePurge(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
 		mustAppend(t, direct, "theirs", added("a", "theirs"))
@@ -114,7 +114,7 @@ func TestPublishedAgainAfterThePurge(t *testing.T) {
 	}
 }
 
-// A fence says more than that events have left: the process must stop.
+// A fence is worse than events that have left: the process must stop.
 func TestPublishedAgainAfterTheFence(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
 		head := mustAppend(t, direct, "theirs", added("a", "theirs"))
@@ -133,7 +133,7 @@ func mustPurge(t *testing.T, l *eventlog.Log, upto eventlog.Revision) {
 	}
 }
 
-// Past the deadline, and its grace, the outcome is unknown; and the connection that may still hold the message is
+// Past the deadline and the grace the outcome is unknown, and the connection, which may still hold the message, is
 // replaced.
 func TestUnansweredAppendStaysUnknown(t *testing.T) {
 	l, link, direct := stallable(t, time.Second)
@@ -151,7 +151,7 @@ func TestUnansweredAppendStaysUnknown(t *testing.T) {
 	mustAppend(t, direct, "direct", added("direct", "x"))
 }
 
-// When a caller goes away, its write is resolved all the same.
+// If a caller goes away, its write is resolved all the same.
 func TestCancelledAppendIsResolved(t *testing.T) {
 	l, link, _ := stallable(t, 3*time.Second)
 	before := eventlog.RoundTrips("append")
@@ -189,8 +189,8 @@ func TestNotConnected(t *testing.T) {
 	eventlogtest.Eventually(t, "the log is back", func() bool { _, err := l.Head(bounded(t)); return err == nil })
 }
 
-// A refusal decides an outcome only if the precondition can never hold again. A refusal from a server that is behind,
-// such as a deposed leader, does not.
+// A refusal decides an outcome only if it proves that the precondition can never hold again. A refusal from a server
+// that is behind, such as a deposed leader, does not.
 func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	l := eventlogtest.Log(t)
 	old := mustAppend(t, l, "1", added("a", "1"))
@@ -213,8 +213,8 @@ func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	}
 }
 
-// A server that has not applied a purge yet refuses what expects no event. It proves nothing: the leader of now may
-// have taken the very same message, a single one or a batch.
+// A server that has not yet applied a purge refuses a write that expects no event. Its refusal proves nothing: the
+// current leader may have taken the very same message, single or in a batch.
 func TestRefusalFromBeforeThePurge(t *testing.T) {
 	l := eventlogtest.Log(t)
 	claim := mustAppend(t, l, "1", added("claim", "1"))
@@ -222,7 +222,7 @@ func TestRefusalFromBeforeThePurge(t *testing.T) {
 	view := fill(t, l, 1)
 	mustPurge(t, l, claim)
 	again := modified("claim", "2", claim)
-	again.Precondition = 0 // the view knows of the purge
+	again.Precondition = 0 // the view includes the purge
 	for id, writes := range map[string][]eventlog.Write{"single": {again}, "batch": {again, modified("object", "2", object)}} {
 		if rev, err := l.Search(bounded(t), id, view, claim, writes...); err == nil || errors.Is(err, eventlog.ErrConflict) {
 			t.Errorf("%s, which has not landed: %d, %v", id, rev, err)
@@ -237,7 +237,7 @@ func TestRefusalFromBeforeThePurge(t *testing.T) {
 	}
 }
 
-// What breaks a precondition may be a copy of the append itself, and another write may follow it.
+// The event that breaks a precondition may be a copy of the append itself, and another write may come after it.
 func TestBrokenByItself(t *testing.T) {
 	l := eventlogtest.Log(t)
 	view := fill(t, l, 2)

@@ -18,7 +18,7 @@ import (
 
 const eventlogtestPatience = 5 * time.Second
 
-// restartable is a server that the test may stop, and start again over the same folder or another.
+// restartable is a server that the test may stop and start again, over the same folder or another.
 type restartable struct {
 	t      *testing.T
 	server *server.Server
@@ -57,7 +57,7 @@ func headAgain(t *testing.T, l *eventlog.Log) eventlog.Bounds {
 	return b
 }
 
-// The last revision survives restarts, and purging everything: revisions never repeat.
+// The last revision survives restarts, and even a purge of everything: revisions never repeat.
 func TestLastRevisionSurvives(t *testing.T) {
 	l, r := startRestartable(t)
 	head := fill(t, l, 5)
@@ -70,7 +70,7 @@ func TestLastRevisionSurvives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := held.Purge(bounded(t)); err != nil { // all of it, which Purge never does
+	if err := held.Purge(bounded(t)); err != nil { // purges everything, which Log.Purge never does
 		t.Fatal(err)
 	}
 	want := eventlog.Bounds{First: head + 1, Head: head}
@@ -87,8 +87,8 @@ func TestLastRevisionSurvives(t *testing.T) {
 	}
 }
 
-// A log that lost its tail would give the same revisions to other events. So everybody who has seen a later revision
-// stops.
+// A log that lost its tail would give the same revisions to other events. So every process that has seen a later
+// revision stops.
 func TestLostTailIsDiverged(t *testing.T) {
 	l, r := startRestartable(t)
 	fill(t, l, 5)
@@ -122,7 +122,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 	}
 }
 
-// A follow outlives its server, and misses and repeats nothing.
+// A follow outlives its server. It neither misses nor repeats an event.
 func TestFollowAcrossRestarts(t *testing.T) {
 	l, r := startRestartable(t)
 	ctx, cancel := context.WithCancel(bounded(t))
@@ -150,8 +150,9 @@ func TestFollowAcrossRestarts(t *testing.T) {
 	}
 }
 
-// A log that lost its end and was filled again holds other events in the place of those that were lost. A follow that
-// was away meanwhile notices, whether the log ends where it ended before or above, and delivers none of them.
+// A log that lost its end and was filled again holds other events in place of the lost ones. A follow that was
+// disconnected meanwhile notices this, whether the log's new end is where the old one was or above. It delivers none of
+// the other events.
 func TestFollowNoticesAnotherEnd(t *testing.T) {
 	for _, more := range []int{0, 3} {
 		t.Run(fmt.Sprint(more), func(t *testing.T) {
@@ -194,8 +195,8 @@ func TestFollowNoticesAnotherEnd(t *testing.T) {
 	}
 }
 
-// A follow compares the event at its position from the beginning, if more than the revision is known of it and the log
-// still has it.
+// A follow compares the event at its position from the start, if it knows more than the revision and the log still has
+// the event.
 func TestFollowBeginsAtAPosition(t *testing.T) {
 	l := eventlogtest.Log(t)
 	fill(t, l, 5)
@@ -228,7 +229,7 @@ func TestFollowBeginsAtAPosition(t *testing.T) {
 	}
 }
 
-// A purge past a reader is noticed before anything is delivered out of order.
+// A purge beyond a reader's position is noticed before anything is delivered out of order.
 func TestFollowBehindAPurge(t *testing.T) {
 	l, link, direct := stallable(t, 2*time.Second)
 	fill(t, direct, 3)
@@ -254,7 +255,7 @@ func TestFollowBehindAPurge(t *testing.T) {
 	}
 }
 
-// A fence wipes the log and jumps it: whatever was written before is gone, revisions go on above it.
+// A fence empties the log and makes it leap: everything written before is gone, and revisions continue above.
 func TestFence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -283,7 +284,7 @@ func TestFence(t *testing.T) {
 	if rev, err := next.Append(bounded(t), basis, "next", added("next", "x")); err != nil || rev != to {
 		t.Errorf("the next revision is %d: %v", rev, err)
 	}
-	// Another request of the process has learned the head after the leap. The write's own view has not.
+	// Another request of the process has learned the head after the leap. The write's own view is older.
 	if b := mustHead(t, stalled); b.Head != to {
 		t.Errorf("got %+v", b)
 	}
@@ -295,7 +296,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// Connect buffers nothing while there is no server, and comes back by itself.
+// Connect buffers nothing while there is no server, and reconnects by itself.
 func TestConnect(t *testing.T) {
 	_, r := startRestartable(t)
 	conn, err := eventlog.Connect(eventlog.Servers{URL: r.link.URL()})
@@ -318,7 +319,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// Nothing stays behind in a process between two requests.
+// No goroutine remains in a process between two requests.
 func TestNoGoroutineStays(t *testing.T) {
 	l := eventlogtest.Log(t)
 	end := errors.New("the end")

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/test/servers"
 )
 
-// streams is JetStream beside the package, to do what it never does.
+// streams is JetStream without this package, to do what the package never does.
 func streams(t *testing.T, conn *nats.Conn) jetstream.JetStream {
 	t.Helper()
 	js, err := jetstream.New(conn)
@@ -95,7 +95,7 @@ func TestUnsoundStreams(t *testing.T) {
 	}
 }
 
-// What would make holes is refused by the server.
+// The server refuses everything that would make holes.
 func TestStreamRefusesHoles(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -118,7 +118,7 @@ func TestStreamRefusesHoles(t *testing.T) {
 	}
 }
 
-// A hole that someone made in spite of all that stops readers: it is neither skipped nor taken for a purge.
+// A hole that someone made in spite of that stops readers. They neither skip it nor take it for a purge.
 func TestHoleIsDiverged(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	config := sound()
@@ -153,7 +153,7 @@ func TestHoleIsDiverged(t *testing.T) {
 	}
 }
 
-// A message that is not an event changes nothing, for every reader: it must not stop them for good.
+// A message that is not an event changes nothing for any reader: it must not stop readers for good.
 func TestForeignMessage(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -204,7 +204,7 @@ func TestForeignMessage(t *testing.T) {
 	}
 }
 
-// Subscribers of the republished subjects get headers, the revision among them, and no body.
+// Subscribers of the republished subjects get headers, including the revision, and no body.
 func TestRepublishedEvents(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -247,7 +247,7 @@ func TestInMemory(t *testing.T) {
 	}
 }
 
-// If memory storage had to count what a batch leaves pending after a purge, it would hold up everybody for seconds.
+// After a purge, memory storage would need seconds to count what a batch leaves pending, and would block everybody.
 func TestTailInMemoryAsksForNoBatch(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
@@ -272,7 +272,7 @@ func TestTailInMemoryAsksForNoBatch(t *testing.T) {
 	}
 }
 
-// Preconditions are on the object's own subject, never on a wildcard, and nothing relies on deduplication.
+// Preconditions are on the object's own subject, never on a wildcard. Nothing relies on deduplication.
 func TestPublishedHeaders(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -296,7 +296,7 @@ func TestPublishedHeaders(t *testing.T) {
 	}
 }
 
-// A server whose max_payload is too small for the largest event is refused, with what to change.
+// A server whose max_payload is too small for the largest event is refused. The error says what to change.
 func TestSmallMaxPayload(t *testing.T) {
 	conn := eventlogtest.Start(t, func(o *server.Options) { o.MaxPayload = 1 << 20 })
 	for _, err := range []error{
@@ -309,7 +309,7 @@ func TestSmallMaxPayload(t *testing.T) {
 	}
 }
 
-// A purge goes in steps of 10,000, since publishers wait for each.
+// A purge removes 10,000 events a step, since publishers wait for each step.
 func TestPurgeSteps(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of appends")
@@ -331,7 +331,7 @@ func TestPurgeSteps(t *testing.T) {
 	}
 }
 
-// Every version that syncs what it acknowledges may keep the log, and no other.
+// Every version that syncs what it acknowledges may keep the log, and no other version may.
 func TestVersionsOfServers(t *testing.T) {
 	for version, safe := range map[string]bool{
 		"2.14.8": true, "2.14.10": true, "2.15.1": true, "2.15.3": true, "2.16.0": true, "2.16.0-RC.1": true, "3.0.0": true,
@@ -344,8 +344,8 @@ func TestVersionsOfServers(t *testing.T) {
 	}
 }
 
-// A server that may lose what it has acknowledged is given no log, and whoever starts on it is warned. So is who comes
-// to it later, and the doctor is told of all of them.
+// No log is created on a server that may lose what it has acknowledged. A process that starts on such a server is
+// warned, and so is one that connects to it later. Examine, for the doctor, reports all such servers.
 func TestUnsafeServers(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -376,7 +376,7 @@ func TestUnsafeServers(t *testing.T) {
 	eventlogtest.Eventually(t, "it warns of the server that it came to", func() bool { return strings.Contains(said.String(), "server=s1") })
 }
 
-// logs are what was logged. Its methods are safe for concurrent use.
+// logs collects what was logged. Its methods are safe for concurrent use.
 type logs struct {
 	mu  sync.Mutex
 	all strings.Builder

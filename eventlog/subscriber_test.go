@@ -22,9 +22,9 @@ func TestEventsSubject(t *testing.T) {
 	}
 }
 
-// The headers of every event are republished, its author among them, bodies only of what is on the list; both name the
-// log's revision. The list can be changed at any time, it survives a restart without a repetition, and the log's stream
-// is what it was.
+// The headers of every event are republished, including its author. Bodies are republished only for resources on the
+// list. Both have the log's revision. The list can be changed at any time. It survives a restart, after which nothing
+// is republished again. The log's own stream does not change.
 func TestRepublished(t *testing.T) {
 	folder := t.TempDir()
 	server := eventlogtest.Run(t, folder)
@@ -120,8 +120,8 @@ func listen(t *testing.T, conn *nats.Conn, subject string) *nats.Subscription {
 	return s
 }
 
-// What a subscriber can tell from a message alone: the revision of the subject's message before, as long as the log
-// holds it.
+// A subscriber can tell one thing from a message alone: the revision of the subject's previous message, as long as the
+// log holds that message.
 func TestLastSequence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -149,7 +149,7 @@ func TestLastSequence(t *testing.T) {
 	}
 }
 
-// The list is replicated as the log is: bodies go on under another leader.
+// The list is replicated like the log: bodies are still republished under another leader.
 func TestBodiesOnThreeServers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")

@@ -27,10 +27,10 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// serverVariable names the configuration of the server that this binary is in a process of its own.
+// serverVariable names the configuration file of the NATS server as which a process of this binary is to run.
 const serverVariable = "LOGPLANE_TEST_NATS_CONFIG"
 
-// TestServerProcess is no test: it is one server of TestSyncsOfThreeServers, until its input ends.
+// TestServerProcess is not a test: it is one server of TestSyncsOfThreeServers, until its input ends.
 func TestServerProcess(t *testing.T) {
 	file := os.Getenv(serverVariable)
 	if file == "" {
@@ -51,7 +51,7 @@ func TestServerProcess(t *testing.T) {
 	s.WaitForShutdown()
 }
 
-// traced are three servers in processes of their own, whose system calls are recorded.
+// traced are three servers in their own processes, whose system calls are recorded.
 type traced struct {
 	conn  *nats.Conn
 	trace [3]string
@@ -128,10 +128,10 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestSyncsOfThreeServers records the system calls of all servers of a log that is made with one replica and scaled to
-// three, whose Raft log is then compacted by a snapshot, and a file of whose stream by a purge. Before an event is
-// acknowledged, its bytes are in a synced file of a majority of the servers that keep the log, and from then on at no
-// moment in fewer, until it is purged.
+// TestSyncsOfThreeServers records the system calls of all servers of a log. The log is created with one replica and
+// scaled to three. Then a snapshot compacts its Raft log, and a purge rewrites a file of its stream. Before an event is
+// acknowledged, its bytes are in a synced file of a majority of the servers that keep the log. From then on, until it
+// is purged, there are never fewer such servers.
 func TestSyncsOfThreeServers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it traces three servers")
@@ -202,7 +202,7 @@ func TestSyncsOfThreeServers(t *testing.T) {
 		write(100)
 	}
 	first := write(900_000)
-	for range 12 { // more than a snapshot waits for, and than a file has
+	for range 12 { // more than triggers a snapshot, and more than one file holds
 		write(900_000)
 	}
 	purged := first + 6
@@ -235,7 +235,7 @@ func TestSyncsOfThreeServers(t *testing.T) {
 	unseen := 0
 	for _, a := range acks {
 		from, ok := sent[a.rev]
-		if !ok { // it is in the part of a write that strace does not show
+		if !ok { // the acknowledgement is in a part of a write that strace does not show
 			from = a.told
 			unseen++
 		}
@@ -262,18 +262,18 @@ func TestSyncsOfThreeServers(t *testing.T) {
 	}
 }
 
-// acked is an event that was acknowledged when so many servers were a majority of those that keep the log.
+// acked is an event that was acknowledged. At that time, quorum servers were a majority of those that kept the log.
 type acked struct {
 	name   string
 	rev    eventlog.Revision
 	quorum int
-	told   float64 // when this process had the acknowledgement
+	told   float64 // when this process received the acknowledgement
 }
 
-// span is a time in which a server had an event in a synced file.
+// span is a period in which a server had an event in a synced file.
 type span struct{ from, to float64 }
 
-// fewest is how many spans there are at least at any moment.
+// fewest is the smallest number of spans that overlap at any moment of the period.
 func fewest(spans []span, from, to float64) int {
 	moments := []float64{from}
 	for _, s := range spans {
@@ -296,18 +296,18 @@ func fewest(spans []span, from, to float64) int {
 
 func stamp(at time.Time) float64 { return float64(at.UnixMicro()) / 1e6 }
 
-// files is what a server's system calls say of the events in its files.
+// files is what a server's system calls show about the events in its files.
 type files struct {
-	durable map[string][]span             // of each event, when it was in a synced file
+	durable map[string][]span             // for each event, when it was in a synced file
 	sent    map[eventlog.Revision]float64 // when an acknowledgement was sent
 	seen    map[string]int
 
 	now    float64
 	held   map[string][]held // by path, in the order in which they were written
-	always map[string]bool   // descriptors that sync what is written
+	always map[string]bool   // descriptors whose writes are synced
 }
 
-// held is an event in a file: when it was written, and whether it is synced.
+// held is an event in a file: when it was written, and whether that is synced.
 type held struct {
 	mark    string
 	written float64
@@ -338,7 +338,7 @@ func readTrace(t *testing.T, path string) *files {
 	}
 	defer in.Close()
 	var calls []systemCall
-	open := map[string]string{} // unfinished, by thread
+	open := map[string]string{} // unfinished calls, by thread
 	for lines := bufio.NewReaderSize(in, 1<<20); ; {
 		line, err := lines.ReadString('\n')
 		if err != nil {
@@ -438,8 +438,8 @@ func (f *files) apply(c systemCall) {
 	}
 }
 
-// rename moves a file or a folder. A file that is written anew has what the one in its place had from its first event
-// on, of which strace shows the beginning.
+// rename moves a file or a folder. strace shows only the beginning of a rewritten file. But from that file's first
+// event on, it has the same events as the file that it replaces.
 func (f *files) rename(from, to string) {
 	if strings.HasSuffix(to, ".blk") && strings.Contains(to, "/streams/logplane/") {
 		f.seen["compaction"]++
@@ -471,7 +471,7 @@ func (f *files) drop(path string) {
 	f.end(before)
 }
 
-// sync notes that a file is synced, with what was written until then.
+// sync notes that a file is synced, with everything that was written before 'until'.
 func (f *files) sync(path string, until float64) {
 	for i, h := range f.held[path] {
 		if h.written > until || h.synced {
@@ -485,7 +485,7 @@ func (f *files) sync(path string, until float64) {
 	}
 }
 
-// end notes which of the events are in no synced file any more.
+// end notes which of the events are no longer in any synced file.
 func (f *files) end(events []held) {
 	in := map[string]bool{}
 	for _, others := range f.held {

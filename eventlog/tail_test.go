@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A tail has every revision after the first bound and up to the second, each once: no fewer at either end, and no more.
+// A tail has every revision after the first bound up to the second one, each once, and no others.
 func TestTailIsWhatWasAskedFor(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, l := range map[string]*eventlog.Log{
@@ -37,7 +37,7 @@ func TestTailIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// The time of an event is the log's, whatever its publisher says: it decides what expires.
+// The time of an event is the log's, whatever its publisher claims, because it decides what expires.
 func TestPublishersDoNotSayTheTime(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, l := range map[string]*eventlog.Log{

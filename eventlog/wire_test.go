@@ -9,7 +9,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Decoding is total: any headers on any subject are an event or an error.
+// Decoding is total: any headers on any subject give an event or an error.
 func FuzzDecode(f *testing.F) {
 	f.Add("p.log.main.%core.pods.default.a", "1.0", "dev.logplane.object.added", "id", "/pods", "0", "0", "1", "60", "2/3", []byte("body"))
 	f.Add("p.log.main.%core.pods.default.a", "1.0", "dev.logplane.object.deleted", "id", "/pods", "7", "7", "18446744073709551615", "4294967295", "", []byte(nil))

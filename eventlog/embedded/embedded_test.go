@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/eventlog/embedded"
 )
 
-// The server says in the process what it says over the wire, whatever became of the log: invariants 4 and 9 stand on
-// it.
+// Inside the process the server reports the same bounds as over the wire, whatever happened to the log. Invariants 4
+// and 9 depend on that.
 func TestBounds(t *testing.T) {
 	ctx := t.Context()
 	s, far := start(t)
@@ -65,7 +65,7 @@ func TestBounds(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestHeadIsLocal: the process that holds the log sends nothing to learn its head, and is never shown half of a batch.
+// TestHeadIsLocal: the process that holds the log sends nothing to learn its head, and never sees half of a batch.
 func TestHeadIsLocal(t *testing.T) {
 	ctx := t.Context()
 	s, config := start(t)
@@ -131,7 +131,7 @@ func BenchmarkBounds(b *testing.B) {
 	}
 }
 
-// An address that somebody else has is refused at once, with what is wrong.
+// An address that is already in use is refused at once, and the error says so.
 func TestABusyAddress(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -142,7 +142,7 @@ func TestABusyAddress(t *testing.T) {
 	}
 }
 
-// start returns a server, and how a log is asked over a connection to it.
+// start returns a server, and the configuration of a log on a connection to it.
 func start(t testing.TB) (*embedded.Server, eventlog.Config) {
 	t.Helper()
 	s, err := embedded.Start(embedded.Config{Folder: t.TempDir(), Prefix: "logplane"})

@@ -52,8 +52,8 @@ func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
 	return b.log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
 }
 
-// fillBlock writes as many large events as fit JetStream's first file, so that the next one begins another, and fills
-// the disk.
+// fillBlock writes as many large events as fit into JetStream's first file, so that the next one begins another file.
+// Then it fills the disk, and writes that next event in vain.
 func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
 	t.Helper()
 	for range 9 {
@@ -67,7 +67,7 @@ func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
 	return head
 }
 
-// requireWhole: every event up to the head is there, and the log goes on.
+// requireWhole requires that every event up to the head is there, and that the log can be written.
 func (b *bed) requireWhole(t *testing.T, head eventlog.Revision) {
 	t.Helper()
 	next, err := b.write(t, 10)
@@ -78,7 +78,7 @@ func (b *bed) requireWhole(t *testing.T, head eventlog.Revision) {
 	require.EqualValues(t, next, count)
 }
 
-// JetStream shows an event that it failed to write as the first one of a file, and would leave a hole in its place.
+// JetStream shows an event that it failed to write as the first one of a file. It would leave a hole in its place.
 func TestHealAtANewFile(t *testing.T) {
 	b := newBed(t)
 	head := b.fillBlock(t)
@@ -92,8 +92,8 @@ func TestHealAtANewFile(t *testing.T) {
 	b.requireWhole(t, head)
 }
 
-// Of a batch that was written in part nobody sees anything, and JetStream does not forget the rest: it is not started
-// where that does not fit.
+// Nobody sees any part of a batch that was written in part. JetStream must not forget the rest, so the server does not
+// start while there is no space for it.
 func TestStartWithHalfABatch(t *testing.T) {
 	b := newBed(t)
 	const size = 500
@@ -140,7 +140,7 @@ func TestStopOnAFullDisk(t *testing.T) {
 	b.requireWhole(t, head)
 }
 
-// A log whose disk was full goes on where it was, and its subscribers come back.
+// A log whose disk was full continues where it was, and its subscribers reconnect.
 func TestHeal(t *testing.T) {
 	ctx := t.Context()
 	b := newBed(t)
