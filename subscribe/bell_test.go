@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// After a break, however short, announcements are not relied on: not if it is noticed while waiting, and not if the
-// connection is back before anybody looks.
+// After a break of the connection, however short, a run does not rely on announcements. This holds if the break is
+// noticed while the run waits, and also if the connection is back before anybody looks.
 func TestBellAfterABreak(t *testing.T) {
 	link := runNATS(t)
 	conn, err := nats.Connect(link.url(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/subscribe"
 )
 
-// A program that reacts to changes of the ConfigMaps of one
-// namespace, and goes on where it was when it is started again.
+// A program that reacts to changes of the ConfigMaps of one namespace, and continues where it was when it is started
+// again.
 func ExampleRun() {
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -25,7 +25,7 @@ func ExampleRun() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	from, _ := os.ReadFile("from") // none before the first run: begin with the state
+	from, _ := os.ReadFile("from") // it does not exist before the first run, which then begins with the state
 	err = subscribe.Run(context.Background(), subscribe.Config{
 		Conn: conn, REST: config, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "tour",
 		From: string(from), Bookmarks: true,
@@ -39,7 +39,7 @@ func ExampleRun() {
 	log.Fatal(err)
 }
 
-// received is a message as NATS brings it, of a resource whose bodies are republished.
+// received is a message of a resource whose bodies are republished, as NATS delivers it.
 func received() *nats.Msg {
 	return &nats.Msg{
 		Subject: "logplane.bodies.main.%core.configmaps.tour.greeting_v2",

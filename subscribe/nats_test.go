@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// natsServer speaks as much of NATS as a connection needs that waits for
-// announcements which never come. It can break off, and be away for a while.
+// natsServer speaks enough of the NATS protocol for a connection that waits for announcements which never come. It can
+// break its connections and be away for a while.
 type natsServer struct {
 	listener net.Listener
 	mu       sync.Mutex
@@ -65,7 +65,7 @@ func (s *natsServer) admit(conn net.Conn) bool {
 	return !s.away
 }
 
-// cut breaks all connections, and lets no new one live.
+// cut breaks all connections, and closes new ones at once.
 func (s *natsServer) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,7 @@ func TestAnnouncements(t *testing.T) {
 	require.Error(t, err)
 }
 
-// What is no event is an error that names the subject.
+// A message that is not an event gives an error that names the subject.
 func TestParseRefuses(t *testing.T) {
 	good := func() nats.Header {
 		return nats.Header{

@@ -25,8 +25,8 @@ import (
 	"github.com/logplane/logplane/watcher"
 )
 
-// TestDrain: a watcher that stops says so, sends new watches away, and ends each open one cleanly, with a
-// bookmark that another watcher goes on from.
+// TestDrain: a watcher that stops says so, sends new watches away, and ends each open one cleanly, with a bookmark from
+// which another watcher continues.
 func TestDrain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for drains")
@@ -63,10 +63,10 @@ func drain(t *testing.T, c cell) {
 	require.Equal(t, "1", refused.response.Header.Get("Retry-After"))
 	if c.protocol == http1 {
 		require.True(t, refused.response.Close)
-	} else { // GOAWAY: what is open goes on, what comes next takes another connection, maybe to another process
+	} else { // GOAWAY: open requests continue; new ones use another connection, perhaps to another process
 		eventlogtest.Eventually(t, "the client has another connection", func() bool { return !one.reuses() })
 	}
-	one.get(configMaps) // everything but watches is still served
+	one.get(configMaps) // everything except watches is still served
 	<-drained
 	for _, w := range plain {
 		w.expectEnd()
@@ -83,7 +83,7 @@ func drain(t *testing.T, c cell) {
 	two.watch("labelSelector=color%3Dred&resourceVersion=" + last).expect(added(two.create("b", "red")))
 }
 
-// TestServeDrains: the listener's side: the last answers go out, connections close, and the server ends.
+// TestServeDrains: on the listener's side, the last answers are sent, connections close, and the server ends.
 func TestServeDrains(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for drains")
@@ -124,7 +124,7 @@ func (s *server) behindListener() (front *server, stop func(), ended chan error)
 	return &server{t: s.t, cell: s.cell, url: url, client: s.client}, stop, ended
 }
 
-// reuses says whether the client's next request takes the connection that an earlier one took.
+// reuses says whether the client's next request uses an existing connection.
 func (s *server) reuses() (reused bool) {
 	s.t.Helper()
 	ctx := httptrace.WithClientTrace(s.t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }})
@@ -136,7 +136,7 @@ func (s *server) reuses() (reused bool) {
 	return reused
 }
 
-// TestWatchLimits: beyond a limit the answer is 429, and a watch that ends makes room.
+// TestWatchLimits: beyond a limit the answer is 429. A watch that ends makes room for another.
 func TestWatchLimits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many watches")
@@ -187,8 +187,8 @@ func watchLimits(t *testing.T, c cell) {
 	})
 }
 
-// TestSlowClient: a client that does not read is cut off, and nobody waits for it. With HTTP/2 all of them
-// share a connection.
+// TestSlowClient: a client that does not read is cut off, and no other client waits for it. With HTTP/2 all watches
+// share one connection.
 func TestSlowClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for slow clients")
@@ -218,14 +218,14 @@ func slowClient(t *testing.T, c cell) {
 	<-received
 	s.eventuallyAdmitted("the slow client is cut off")
 	var last object
-	for slow.events.Decode(&last) == nil { // what was sent before
+	for slow.events.Decode(&last) == nil { // events that were sent before the cut
 	}
 	require.NotEqual(t, "", last.revision())
 	fast.expect(added(s.create("b", "")))
 }
 
-// TestStalledConnection: a client that takes nothing from its connection of HTTP/2 is cut off with all of its
-// streams. Each stream's own end would wait behind what cannot be written.
+// TestStalledConnection: a client that reads nothing from its HTTP/2 connection is cut off with all of its streams. To
+// end the streams one by one would fail, since each end would wait behind data that cannot be written.
 func TestStalledConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a stalled client")
@@ -248,15 +248,15 @@ func TestStalledConnection(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// patience is long enough for a client that reads while the machine does other things too.
+// patience is long enough for a client that reads, even while the machine is busy.
 const patience = 2 * time.Second
 
-// impatient has places for two watches, and little patience with their clients.
+// impatient allows two watches, and little patience with their clients.
 func impatient(c *watcher.Config) { c.Watches.Patience, c.Watches.Process = patience, 2 }
 
 const changes = 16
 
-// change creates an object and makes large changes of it: more than a narrow connection holds.
+// change creates an object and makes large changes to it: more than a narrow connection holds.
 func (s *server) change() {
 	s.t.Helper()
 	s.create("a", "")
@@ -265,7 +265,7 @@ func (s *server) change() {
 	}
 }
 
-// eventuallyAdmitted waits for a place for a watch.
+// eventuallyAdmitted waits until there is room for a watch.
 func (s *server) eventuallyAdmitted(what string) {
 	s.t.Helper()
 	eventlogtest.Eventually(s.t, what, func() bool {
@@ -276,8 +276,8 @@ func (s *server) eventuallyAdmitted(what string) {
 	})
 }
 
-// narrow is a transport whose connections take in little that nobody has read yet, and nothing once stalled is
-// closed.
+// narrow is a transport whose connections buffer little data that has not been read. Once stalled is closed, they read
+// nothing.
 type narrow struct {
 	*http.Transport
 	stalled chan struct{}
@@ -317,8 +317,8 @@ func (c *narrowConn) Close() error {
 	return c.Conn.Close()
 }
 
-// TestManyClientsInOrder: small and large changes come to many clients, some of which are slow, each once and in order,
-// whether they come past the handlers or through them.
+// TestManyClientsInOrder: many clients, some of them slow, receive small and large changes, each once and in order,
+// whether the changes bypass upstream's handlers or go through them.
 func TestManyClientsInOrder(t *testing.T) { overEach(t, manyClientsInOrder) }
 
 func manyClientsInOrder(t *testing.T, c cell) {

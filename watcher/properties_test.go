@@ -24,13 +24,13 @@ import (
 	"github.com/logplane/logplane/watcher"
 )
 
-// runs is how many seeded histories TestWatchProperties makes; LOGPLANE_WATCH_RUNS asks for more, and
-// LOGPLANE_WATCH_SEED for other ones than those from seed 0 on.
+// runs is how many seeded histories TestWatchProperties makes. LOGPLANE_WATCH_RUNS asks for more, and
+// LOGPLANE_WATCH_SEED for a first seed other than 0.
 const runs = 8
 
-// TestWatchProperties records what clients see of random writes, through selectors, while watchers are killed and
-// drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it holds the records
-// against the log, property by property.
+// TestWatchProperties records what clients see of random writes, through selectors. Meanwhile watchers are killed and
+// drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it compares the
+// records with the log, property by property.
 func TestWatchProperties(t *testing.T) {
 	t.Parallel()
 	n, first := runs, 0
@@ -56,13 +56,13 @@ func TestWatchProperties(t *testing.T) {
 	}
 }
 
-// tally counts what happened, to show that it did.
+// tally counts what happened, to show that the test covers it.
 type tally map[string]int
 
 const (
 	histories  = "histories"
 	events     = "events"
-	selected   = "events of selectors" // as objects came to match, and ceased to
+	selected   = "events of selectors" // from objects that began or ceased to match
 	bookmarks  = "bookmarks"
 	resumed    = "watches resumed"
 	expired    = "410s"
@@ -70,7 +70,7 @@ const (
 	drains     = "drains"
 	reconnects = "NATS reconnects"
 	commits    = "commits"
-	purges     = "purges" // of the log, and the floor with it
+	purges     = "purges" // of the log, where the floor moves too
 )
 
 func (a tally) add(b tally) {
@@ -79,10 +79,10 @@ func (a tally) add(b tally) {
 	}
 }
 
-// seen is an object as far as selectors go.
+// seen is the part of an object that selectors look at.
 type seen struct{ key, color string }
 
-// happened is one event of the log: the truth.
+// happened is one event of the log, which is the truth.
 type happened struct {
 	seen
 	revision eventlog.Revision
@@ -96,14 +96,14 @@ type world struct {
 	writer *server
 	slots  []*slot
 	start  eventlog.Revision
-	// live is the color of each object, written what the writer was acknowledged.
+	// live is the color of each existing object. written has what the writer wrote, by the acknowledged revision.
 	live    map[string]string
 	written map[eventlog.Revision]seen
 	removed []happened
 	tally   tally
 }
 
-// slot is one watcher process, with its own connection to the log, that may be replaced at any moment.
+// slot is a place for one watcher process, which may be replaced at any moment. It has its own connection to the log.
 type slot struct {
 	cell cell
 	conn *nats.Conn
@@ -153,7 +153,7 @@ func revisionOf(o object) eventlog.Revision {
 	return eventlog.Revision(n)
 }
 
-// run writes with trouble in between, lets every client reach the end, and judges what they saw.
+// run writes, with trouble in between, lets every client reach the end, and judges what they saw.
 func (w *world) run() tally {
 	var clients []*client
 	var watching sync.WaitGroup
@@ -189,13 +189,13 @@ func (w *world) run() tally {
 	return w.tally
 }
 
-// change writes one random object.
+// change writes or deletes one random object.
 func (w *world) change() {
 	key := []string{"default/a", "default/b", "default/c", "other/a", "other/b"}[w.random.IntN(5)]
 	_, exists := w.live[key]
 	if exists && w.random.IntN(4) == 0 {
 		w.writer.delete(pathOf(key))
-		// Nobody else writes: the head is the deletion.
+		// Nobody else writes, so the head is the deletion.
 		w.removed = append(w.removed, happened{seen{key: key}, revisionOf(w.writer.get(configMaps)), true})
 		delete(w.live, key)
 		return
@@ -226,7 +226,7 @@ func (w *world) put(key, color string, last bool) {
 	w.written[revisionOf(o)] = seen{key, color}
 }
 
-// trouble does one random thing that no client may notice, other than by a 410 below the floor.
+// trouble does one random thing that clients must not notice, except by a 410 below the floor.
 func (w *world) trouble() {
 	s := w.slots[w.random.IntN(len(w.slots))]
 	switch w.random.IntN(6) {
@@ -255,7 +255,7 @@ func (w *world) trouble() {
 	}
 }
 
-// forget purges all but the newest, and moves the floor there.
+// forget purges all but the newest events, and moves the floor there.
 func (w *world) forget() {
 	applied, err := w.writer.projection.Commit(w.t.Context())
 	require.NoError(w.t, err)
@@ -277,11 +277,11 @@ func (w *world) first() eventlog.Revision {
 	return bounds.First
 }
 
-// view is what a client watches: a collection, and what of it matches.
+// view is what a client watches: a collection, and which of its objects match.
 type view struct {
 	path    string
 	matches func(seen) bool
-	selects bool // by what may change
+	selects bool // whether a change can make an object begin or cease to match
 }
 
 func inDefault(s seen) bool { return s.key[:len(s.key)-2] == "default" }
@@ -295,24 +295,24 @@ var views = []view{
 	{"/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault&", inDefault, false},
 }
 
-// entry is one thing that a client received: an event, a bookmark, or the state ('STATE') at a revision.
+// entry is one thing that a client received: an event, a bookmark, or the state ('STATE') as of a revision.
 type entry struct {
 	kind, key string
 	revision  eventlog.Revision
 	state     map[string]eventlog.Revision
 }
 
-// client is like client-go's reflector: it keeps its position, watches on from there whatever happens, and
-// lists again only when it is told that its revision has expired.
+// client behaves like client-go's reflector. It keeps its position, watches from there whatever happens, and lists
+// again only when it is told that its revision has expired.
 type client struct {
 	view
 	slots     []*slot
 	writer    *server
 	random    *rand.Rand
-	streaming bool // begins with a streaming list instead of the world's start
+	streaming bool // whether it begins with a streaming list instead of the world's start
 
 	position eventlog.Revision
-	ends     bool // what is the state for now holds the last object
+	ends     bool // whether the state that is being received contains the last object
 	done     bool
 	record   []entry
 	resumed  int
@@ -320,7 +320,7 @@ type client struct {
 	err      error
 }
 
-// deadline bounds a client that never sees the end.
+// deadline bounds a client that never reaches the end.
 const deadline = 60 * time.Second
 
 func (c *client) run() {
@@ -339,14 +339,14 @@ func (c *client) run() {
 			continue
 		}
 		c.resumed++
-		select { // a process that cannot be reached is not asked in a tight loop
+		select { // so that a process that cannot be reached is not asked in a tight loop
 		case <-time.After(time.Duration(c.random.IntN(10)) * time.Millisecond):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// watch goes on from the position until the stream ends or is cut at random; it reports a 410.
+// watch reads from the position until the stream ends or is cut at random. It reports a 410.
 func (c *client) watch(ctx context.Context, s *server) (expired bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -392,7 +392,7 @@ func (c *client) watch(ctx context.Context, s *server) (expired bool) {
 	return false
 }
 
-// receive records an event. Until the initial events end they are the state, which is recorded as a whole.
+// receive records an event. Until the initial events end, they are the state, which is recorded as a whole.
 func (c *client) receive(e object, initial map[string]eventlog.Revision) map[string]eventlog.Revision {
 	var o = object(e.field("object").(map[string]any))
 	key := fmt.Sprintf("%v/%v", o.field("metadata.namespace"), o.field("metadata.name"))
@@ -414,7 +414,7 @@ func (c *client) receive(e object, initial map[string]eventlog.Revision) map[str
 	return nil
 }
 
-// list begins anew, as a client must after a 410.
+// list begins again with a list, as a client must after a 410.
 func (c *client) list(ctx context.Context) {
 	request, err := http.NewRequestWithContext(ctx, "GET", c.writer.url+c.path, nil)
 	if err != nil {
@@ -442,7 +442,7 @@ func (c *client) list(ctx context.Context) {
 	c.record = append(c.record, entry{kind: "STATE", revision: c.position, state: state})
 }
 
-// expected is what a client must see in (after, upto], and the state it starts with.
+// expected is what a client must see in (after, upto], and the state with which it starts.
 func expected(truth []happened, v view, after, upto eventlog.Revision) (state map[string]eventlog.Revision, events []entry) {
 	state = map[string]eventlog.Revision{}
 	matching := map[string]bool{}
@@ -471,7 +471,7 @@ func expected(truth []happened, v view, after, upto eventlog.Revision) (state ma
 	return state, events
 }
 
-// judge holds one client's record against the truth.
+// judge compares one client's record with the truth.
 func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 	require.NoError(w.t, c.err, c.path)
 	w.tally[resumed] += c.resumed
@@ -480,8 +480,8 @@ func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 		require.Less(w.t, position, floor, "410 at or above the floor, %s", c.path)
 	}
 	start, last, got := w.start, w.start, []entry(nil)
-	// compare requires of what was received since the last state: reliable, atomic and filterable, that is
-	// exactly the changes that match, each as what it is to this selector, none left out up to the last one.
+	// compare requires that the events since the last state are reliable, atomic and filterable: they are exactly the
+	// matching changes, each with the type that it has for this selector, and none is left out up to the last one.
 	compare := func(upto eventlog.Revision, property string) {
 		_, want := expected(truth, c.view, start, upto)
 		require.Equal(w.t, want, got, "%s: %s, from %d to %d", property, c.path, start, upto)

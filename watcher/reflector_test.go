@@ -24,8 +24,8 @@ import (
 	"github.com/logplane/logplane/watcher"
 )
 
-// TestReflectorsOverRestarts: client-go's own reflectors, on watchers that are replaced one after the other,
-// list once, at the start.
+// TestReflectorsOverRestarts: client-go's own reflectors list only once, at the start, while the watchers that they use
+// are replaced one after the other.
 func TestReflectorsOverRestarts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts servers again and again")
@@ -72,7 +72,7 @@ func reflectorsOverRestarts(t *testing.T, c cell) {
 	require.EqualValues(t, len(stores), lists.Load())
 }
 
-// process serves the watcher as its process does, and ends as that does when it is told to.
+// process serves the watcher as its real process does. terminate ends it as a signal would.
 func (s *server) process() (address string, terminate func()) {
 	s.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -94,8 +94,8 @@ func (s *server) process() (address string, terminate func()) {
 	return listener.Addr().String(), terminate
 }
 
-// reflected returns a client all of whose new connections go to the address of the time. It counts the requests for
-// a whole collection, as a list or as a stream.
+// reflected returns a client whose new connections go to the address that front has at the time. It counts the requests
+// for a whole collection, as a list or as a stream.
 func (s *server) reflected(front *atomic.Value, lists *atomic.Int64) rest.Interface {
 	s.t.Helper()
 	config := &rest.Config{Host: s.url, QPS: -1, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {

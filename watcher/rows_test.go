@@ -22,9 +22,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// The rows are those of docs/api.md.
+// The numbers of rows are those of docs/api.md.
 
-// TestRow11: list, then watch from the list's revision: nothing is missed, nothing repeated.
+// TestRow11: a client lists, and then watches from the list's revision. Nothing is missed and nothing is repeated.
 func TestRow11(t *testing.T) { overEach(t, row11) }
 
 func row11(t *testing.T, c cell) {
@@ -37,7 +37,7 @@ func row11(t *testing.T, c cell) {
 	w.expect(added(a), added(b), modified(changed))
 }
 
-// TestRow12: kinds of events, and selectors that objects enter and leave.
+// TestRow12: the types of events, and selectors that objects begin and cease to match.
 func TestRow12(t *testing.T) { overEach(t, row12) }
 
 func row12(t *testing.T, c cell) {
@@ -68,7 +68,7 @@ func row12(t *testing.T, c cell) {
 	named.expect(added(b), event("DELETED", b, gone))
 }
 
-// TestRow13: without a revision the state comes first, as of the most recent one; with '0' as of any.
+// TestRow13: without a revision the state comes first, as of the most recent revision; with '0', as of any revision.
 func TestRow13(t *testing.T) { overEach(t, row13) }
 
 func row13(t *testing.T, c cell) {
@@ -80,7 +80,7 @@ func row13(t *testing.T, c cell) {
 	any.expect(added(a), added(b), added(last))
 }
 
-// TestRow14: from an exact revision nothing synthetic comes.
+// TestRow14: from an exact revision, no synthetic events come.
 func TestRow14(t *testing.T) { overEach(t, row14) }
 
 func row14(t *testing.T, c cell) {
@@ -90,7 +90,7 @@ func row14(t *testing.T, c cell) {
 	w.expect(added(s.create("b", "")))
 }
 
-// TestRow15: a revision older than what is kept is Gone.
+// TestRow15: a revision older than what is kept is answered with 410 Gone.
 func TestRow15(t *testing.T) { overEach(t, row15) }
 
 func row15(t *testing.T, c cell) {
@@ -109,7 +109,7 @@ func row15(t *testing.T, c cell) {
 	s.watch("resourceVersion=" + b.revision()).expect(added(s.create("c", "")))
 }
 
-// TestRow16: a revision that does not exist yet is waited for, until the watch times out.
+// TestRow16: the watch waits for a revision that does not exist yet, until the watch times out.
 func TestRow16(t *testing.T) { overEach(t, row16) }
 
 func row16(t *testing.T, c cell) {
@@ -123,14 +123,14 @@ func row16(t *testing.T, c cell) {
 	w.expect(added(s.create("c", "")))
 }
 
-// TestRow17: bookmarks come for those who asked, before the end, and hold a revision only.
+// TestRow17: bookmarks come only to clients that asked for them, before the end, and contain only a revision.
 func TestRow17(t *testing.T) { overEach(t, row17) }
 
 func row17(t *testing.T, c cell) {
 	s := c.start(t)
 	start := "timeoutSeconds=8&resourceVersion=" + s.get(configMaps).revision()
 	w, silent := s.watch(start+"&allowWatchBookmarks=true&labelSelector=color%3Dred"), s.watch(start+"&labelSelector=color%3Dred")
-	s.create("a", "blue") // does not match, but moves the bookmark on
+	s.create("a", "blue") // does not match, but moves the bookmark
 	head := s.get(configMaps).revision()
 	e := w.next()
 	require.Equal(t, "BOOKMARK "+head, line(e))
@@ -142,7 +142,7 @@ func row17(t *testing.T, c cell) {
 	silent.expectEnd()
 }
 
-// TestRow18: streaming lists, and what is no streaming list.
+// TestRow18: streaming lists, and requests that do not qualify as one.
 func TestRow18(t *testing.T) { overEach(t, row18) }
 
 func row18(t *testing.T, c cell) {
@@ -164,9 +164,9 @@ func row18(t *testing.T, c cell) {
 	plain := s.watch(streaming)
 	plain.expect(added(a), added(b), added(s.create("c", "")))
 	for _, refused := range []string{
-		"?sendInitialEvents=true&resourceVersionMatch=NotOlderThan", // a list
-		"?watch=1&resourceVersionMatch=NotOlderThan",                // a match alone
-		"?watch=1&sendInitialEvents=true",                           // without the match
+		"?sendInitialEvents=true&resourceVersionMatch=NotOlderThan", // a list, not a watch
+		"?watch=1&resourceVersionMatch=NotOlderThan",                // only a match
+		"?watch=1&sendInitialEvents=true",                           // no match
 		"?watch=1&sendInitialEvents=true&resourceVersionMatch=Exact&resourceVersion=" + a.revision(),
 	} {
 		require.Equal(t, "Invalid", s.call(422, "GET", configMaps+refused, "", "")["reason"], refused)
@@ -241,7 +241,7 @@ func row19(t *testing.T, c cell) {
 		for _, protocol := range []string{"", "binary.k8s.io"} {
 			config, err := websocket.NewConfig("ws"+strings.TrimPrefix(s.url, "http")+path, s.url)
 			require.NoError(t, err)
-			if c.protocol == http2 { // WebSocket is HTTP/1.1 then too
+			if c.protocol == http2 { // WebSocket uses HTTP/1.1 then too
 				config.TlsConfig = s.trust()
 			}
 			if protocol != "" {
@@ -267,7 +267,7 @@ func row19(t *testing.T, c cell) {
 	t.Run("none", func(t *testing.T) { s.open(406, path, "text/html-no-such-thing") })
 }
 
-// TestRow20: a watch that was cut goes on from its last revision or bookmark, on another watcher too.
+// TestRow20: a watch that was cut off can continue from its last revision or bookmark, also on another watcher.
 func TestRow20(t *testing.T) { overEach(t, row20) }
 
 func row20(t *testing.T, c cell) {
@@ -288,7 +288,7 @@ func row20(t *testing.T, c cell) {
 	one.watch("resourceVersion=" + fmt.Sprint(bookmark.field("object.metadata.resourceVersion"))).expect(added(third))
 }
 
-// TestRow57: OPTIONS has no answer, and a request function sends a watch to the watcher.
+// TestRow57: OPTIONS is not answered, and a function redirects a watch to the watcher.
 func TestRow57(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -323,7 +323,7 @@ func TestRow57(t *testing.T) {
 		require.Equal(t, 307, answer.StatusCode, path)
 		require.Equal(t, s.url+path, answer.Header.Get("Location"))
 	}
-	// And a client that follows it gets its events.
+	// And a client that follows the redirect gets its events.
 	through := &server{t: t, cell: s.cell, url: listener.URL, client: http.DefaultClient}
 	through.watch("resourceVersion=0").expect(added(a))
 	through.watch("/api/v1/watch/namespaces/default/configmaps/a").expect(added(a))

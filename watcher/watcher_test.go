@@ -35,9 +35,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8") // unless the command line says otherwise; these tests wait most of the time
+	_ = flag.Set("test.parallel", "8") // unless the command line sets it; these tests mostly wait
 	flag.Parse()
-	// Clients and processes that are killed are all over these tests, and what is logged about them is of no interest.
+	// Clients and processes are killed all the time in these tests, so what is logged about that does not matter.
 	level := slog.LevelError
 	if testing.Verbose() {
 		level = slog.LevelWarn
@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 // The protocols that clients speak.
 const (
 	http1 = "HTTP/1.1"
-	http2 = "HTTP/2.0" // over TLS; all streams of a server are on one connection
+	http2 = "HTTP/2.0" // over TLS; all streams to a server share one connection
 )
 
 // overEach runs a test over each protocol, on a cell of its own.
@@ -70,7 +70,7 @@ func overEach(t *testing.T, run func(t *testing.T, c cell)) {
 type cell struct {
 	log    *eventlog.Log
 	bucket bucket.Bucket
-	// protocol of its servers.
+	// protocol of the cell's servers.
 	protocol string
 }
 
@@ -79,7 +79,7 @@ func newCell(t testing.TB) cell {
 	return cell{eventlogtest.Log(t), memory.Strict(t), http1}
 }
 
-// server is one watcher process's worth: nothing in it is shared with another one of the cell.
+// server is one watcher, as in a process of its own: it shares nothing with another watcher of the cell.
 type server struct {
 	t          testing.TB
 	cell       cell
@@ -88,11 +88,11 @@ type server struct {
 	listener   *httptest.Server
 	watcher    *watcher.Watcher
 	projection *projection.Projection
-	// stop ends the feed and every connection, as a kill would; it may be called twice.
+	// stop ends the feed and every connection, as a kill would. It may be called twice.
 	stop func()
 }
 
-// serve starts a watcher; it runs until the test ends or its stop is called.
+// serve starts a watcher that runs until the test ends or its stop is called.
 func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
 	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
@@ -127,13 +127,13 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	return s
 }
 
-// newServer serves a fresh cell with the namespace default.
+// newServer serves a new cell that has the namespace default.
 func newServer(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
 	return newCell(t).start(t, change...)
 }
 
-// start is serve with the namespace default.
+// start is serve, and creates the namespace default.
 func (c cell) start(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
 	s := c.serve(t, change...)
@@ -148,7 +148,7 @@ func (s *server) trust() *tls.Config {
 
 const configMaps = "/api/v1/namespaces/default/configmaps"
 
-// object is one in JSON.
+// object is an object in JSON.
 type object map[string]any
 
 func (o object) field(path string) any {
@@ -202,7 +202,7 @@ func (s *server) delete(path string) object {
 	return s.call(200, "DELETE", path, "", "")
 }
 
-// create makes a ConfigMap in the namespace default, with a label if it is not empty.
+// create makes a ConfigMap in the namespace default, with a label unless that is empty.
 func (s *server) create(name, label string) object {
 	s.t.Helper()
 	return s.post(configMaps, configMap(name, label))
@@ -244,7 +244,7 @@ func (s *server) open(code int, path, accept string) *stream {
 	return &stream{s.t, response, json.NewDecoder(response.Body), cancel}
 }
 
-// watch opens a JSON watch of the namespace's ConfigMaps, or of another collection when it starts with '/'.
+// watch opens a JSON watch of the namespace's ConfigMaps, or of another collection if query begins with '/'.
 func (s *server) watch(query string) *stream {
 	s.t.Helper()
 	if !strings.HasPrefix(query, "/") {
@@ -260,7 +260,7 @@ func (w *stream) next() object {
 	return e
 }
 
-// line is an event in short: 'ADDED name revision'.
+// line is an event in a short form: 'ADDED name revision'.
 func line(e object) string {
 	if e["type"] == "ERROR" {
 		return fmt.Sprintf("ERROR %v %v", e.field("object.code"), e.field("object.reason"))
@@ -272,7 +272,7 @@ func line(e object) string {
 	return fmt.Sprintf("%v %v %v", e["type"], name, e.field("object.metadata.resourceVersion"))
 }
 
-// expect requires the next events, in short.
+// expect requires the next events, in their short form.
 func (w *stream) expect(lines ...string) {
 	w.t.Helper()
 	for _, want := range lines {
@@ -280,7 +280,7 @@ func (w *stream) expect(lines ...string) {
 	}
 }
 
-// expectEnd requires the stream to end well, without another event.
+// expectEnd requires the stream to end cleanly, without another event.
 func (w *stream) expectEnd() {
 	w.t.Helper()
 	var e object
@@ -291,7 +291,7 @@ func (w *stream) expectEnd() {
 func added(o object) string    { return event("ADDED", o, o) }
 func modified(o object) string { return event("MODIFIED", o, o) }
 
-// event is what a watch says in short about an object, at another's revision.
+// event is the short form of an event about an object, at the revision of another object.
 func event(kind string, o, at object) string {
 	return fmt.Sprintf("%s %v %s", kind, o.field("metadata.name"), at.revision())
 }

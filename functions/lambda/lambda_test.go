@@ -19,14 +19,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// posted is what a function posted.
+// posted is one request that a function posted.
 type posted struct {
 	path, body string
 	header     http.Header
 	trailer    http.Header
 }
 
-// answers runs the loop on events, one after the other, and returns what it posted for each.
+// answers runs the loop on events, one after another, and returns what it posted for each.
 func answers(t *testing.T, run func(context.Context, Config) error, change func(*Config), events ...string) []posted {
 	t.Helper()
 	all, err := answersOf(t, run, change, func(int) time.Time { return time.Now().Add(time.Minute) }, events...)
@@ -35,7 +35,7 @@ func answers(t *testing.T, run func(context.Context, Config) error, change func(
 	return all
 }
 
-// answersOf is answers, of a platform that says when each invocation must end, and of a loop that may end by itself.
+// answersOf is answers for a platform that sets a deadline for each invocation, and for a loop that may end by itself.
 func answersOf(t *testing.T, run func(context.Context, Config) error, change func(*Config), deadline func(n int) time.Time, events ...string) (all []posted, err error) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -90,7 +90,7 @@ const (
 	restEvent = `{"httpMethod":"GET","path":"/api","requestContext":{"identity":{"sourceIp":"192.0.2.1"}}}`
 )
 
-// TestAnswersThatAreCut: what is given up after it has begun does not look complete, and nothing is added to it.
+// TestAnswersThatAreCut: an answer that is given up after it has begun does not look complete, and nothing is added.
 func TestAnswersThatAreCut(t *testing.T) {
 	for name, cause := range map[string]any{"given up": http.ErrAbortHandler, "panicked": io.ErrNoProgress} {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestAnswersThatAreCut(t *testing.T) {
 	}
 }
 
-// TestPanics: a panic before the answer is a Status, and the function goes on.
+// TestPanics: a panic before the answer gives a Status, and the function continues.
 func TestPanics(t *testing.T) {
 	for _, got := range answers(t, serving(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
@@ -126,7 +126,7 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// TestAnswersWithoutABody: they have none, whatever the handler writes, as on net/http's server.
+// TestAnswersWithoutABody: they have no body, whatever the handler writes, as with net/http's server.
 func TestAnswersWithoutABody(t *testing.T) {
 	for _, code := range []int{http.StatusOK, http.StatusNoContent, http.StatusNotModified} {
 		method := "GET"
@@ -144,7 +144,7 @@ func TestAnswersWithoutABody(t *testing.T) {
 	}
 }
 
-// TestFarDeadlines: a deadline that no platform would set ends nothing.
+// TestFarDeadlines: deadlines that no platform would set do not end the loop.
 func TestFarDeadlines(t *testing.T) {
 	for _, ms := range []int64{-1 << 62, 0, 253402300800000, 1 << 62} {
 		all, err := answersOf(t, serving(func(w http.ResponseWriter, _ *http.Request) {}), nil, func(int) time.Time { return time.UnixMilli(ms) }, urlEvent, urlEvent)
@@ -153,7 +153,7 @@ func TestFarDeadlines(t *testing.T) {
 	}
 }
 
-// TestRequests: what a handler sees of an event is what net/http's server would show it.
+// TestRequests: from an event, a handler sees the same request as it would with net/http's server.
 func TestRequests(t *testing.T) {
 	const body = "aGVsbG8=" // hello
 	for name, c := range map[string]struct {
@@ -245,7 +245,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestAnswersOfFronts: a front gets an answer in its own form, and binary as base64.
+// TestAnswersOfFronts: a front gets an answer in its own form, and binary data as base64.
 func TestAnswersOfFronts(t *testing.T) {
 	h := serving(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Warning"] = []string{"one", "two"}
@@ -270,7 +270,7 @@ func TestAnswersOfFronts(t *testing.T) {
 	require.Equal(t, []string{"one", "two"}, rest.MultiValueHeaders["Warning"])
 }
 
-// TestJobsFail: a job that fails is delivered again, so the platform must know.
+// TestJobsFail: the platform must learn that a job has failed, so that it delivers the job again.
 func TestJobsFail(t *testing.T) {
 	got := answers(t, func(ctx context.Context, c Config) error {
 		return RunJob(ctx, func(context.Context) (any, error) { return nil, io.ErrUnexpectedEOF }, c)
@@ -279,7 +279,7 @@ func TestJobsFail(t *testing.T) {
 	require.Contains(t, got.body, "unexpected EOF")
 }
 
-// TestJobsPanic: a panic of a job is a failed invocation. The process ends, and does not call that a failed start.
+// TestJobsPanic: a job that panics is a failed invocation. The process ends, and does not report a failed start.
 func TestJobsPanic(t *testing.T) {
 	runs := 0
 	all, err := answersOf(t, func(ctx context.Context, c Config) error {
@@ -292,12 +292,12 @@ func TestJobsPanic(t *testing.T) {
 	require.Contains(t, all[0].body, "panicked")
 }
 
-// TestThawed: the handler learns of a pause by the platform's clock, which the deadlines show, and of none where
-// invocations follow each other.
+// TestThawed: the handler learns of a pause from the platform's clock, which the deadlines show. It learns of none if
+// invocations follow each other closely.
 func TestThawed(t *testing.T) {
 	begin := time.Now().Add(time.Minute)
 	pauses := []time.Duration{0, time.Millisecond, still, still + time.Millisecond, 0, time.Hour}
-	var thawed []int // before which invocation
+	var thawed []int // the invocations before which Thawed was called
 	n := 0
 	_, err := answersOf(t, serving(func(http.ResponseWriter, *http.Request) { n++ }), func(c *Config) {
 		c.Thawed = func(context.Context) { thawed = append(thawed, n) }
@@ -309,8 +309,8 @@ func TestThawed(t *testing.T) {
 	require.Equal(t, []int{3, 5}, thawed)
 }
 
-// TestNothingGoesOn: the next invocation is not asked for while the handler of the last one runs. Here the platform has
-// answered before the handler ended, as it does when the client has gone.
+// TestNothingGoesOn: the loop does not ask for the next invocation while the handler of the last one runs. Here the
+// platform answers before the handler has ended, as it does when the client is gone.
 func TestNothingGoesOn(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -318,7 +318,7 @@ func TestNothingGoesOn(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !strings.HasSuffix(r.URL.Path, "/next"):
-			w.WriteHeader(http.StatusAccepted) // without a look at the body
+			w.WriteHeader(http.StatusAccepted) // without reading the body
 		case asked > 0:
 			stop()
 			return
@@ -335,14 +335,14 @@ func TestNothingGoesOn(t *testing.T) {
 				break
 			}
 		}
-		ended = true // not guarded: the race detector sees a handler that goes on
+		ended = true // without a lock, so that the race detector notices a handler that still runs
 	})
 	require.ErrorIs(t, ServeHTTP(ctx, handler, Config{Address: s.Listener.Addr().String()}), context.Canceled)
 	require.True(t, ended)
 }
 
-// TestMetrics: a line has what was counted since the last one, there is one a minute at most, and at the end one with
-// the rest.
+// TestMetrics: a line has what was counted since the last one. There is at most one a minute, and one with the rest at
+// the end.
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	counter := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "things_total"}, []string{"kind"})

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// before runs f right before the first deletion of the lifecycle in a namespace. Other clients are others'.
+// before runs f right before the lifecycle's first deletion in a namespace. Deletions by other clients do not count.
 func (c *cluster) before(namespace string, f func()) {
 	var once sync.Once
 	c.restart(through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -24,7 +24,7 @@ func (c *cluster) before(namespace string, f func()) {
 	}))
 }
 
-// fill makes a namespace and what somebody relies on in it.
+// fill makes a namespace with objects that must not be deleted.
 func (c *cluster) fill(client *Lifecycle, namespace string) {
 	_, err := client.client.CoreV1().Namespaces().Create(c.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	require.NoError(c, err)
@@ -35,7 +35,7 @@ func (c *cluster) fill(client *Lifecycle, namespace string) {
 	}
 }
 
-// untouched requires that all of it lives.
+// untouched requires that all of these objects live.
 func (c *cluster) untouched(namespace string) {
 	maps, err := c.client.CoreV1().ConfigMaps(namespace).List(c.Context(), metav1.ListOptions{})
 	require.NoError(c, err)
@@ -47,7 +47,8 @@ func (c *cluster) untouched(namespace string) {
 	require.NoError(c, err)
 }
 
-// spares requires that a task which is overtaken fails, does nothing the next time, and leaves all that was made again.
+// spares requires that a task which another process has overtaken fails, does nothing the next time, and leaves alone
+// all objects that were made again.
 func (c *cluster) spares(do func(context.Context, task) error, t task) {
 	require.Error(c, do(c.Context(), t))
 	c.untouched(t.name)
@@ -55,8 +56,8 @@ func (c *cluster) spares(do func(context.Context, task) error, t task) {
 	c.untouched(t.name)
 }
 
-// Any number of lifecycles may run. One that empties a namespace while another has finished it must not empty the
-// namespace of that name which a client has made since.
+// Any number of lifecycles may run. Suppose that one empties a namespace, another finishes that first, and a client
+// then makes a namespace of the same name. The slower lifecycle must not empty the new namespace.
 func TestNamespaceIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	other := c.Lifecycle
@@ -70,7 +71,7 @@ func TestNamespaceIsMadeAgain(t *testing.T) {
 	c.spares(c.emptyNamespace, task{namespaceTask, "again"})
 }
 
-// So it is with objects that came after their namespace was gone.
+// The same holds for objects that came after their namespace was gone.
 func TestNamespaceOfStraysIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	other := c.Lifecycle
@@ -78,7 +79,7 @@ func TestNamespaceOfStraysIsMadeAgain(t *testing.T) {
 	c.spares(c.deleteStrays, task{strayTask, "again"})
 }
 
-// So it is with the instances of a definition.
+// The same holds for the instances of a definition.
 func TestDefinitionIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -94,7 +95,7 @@ func TestDefinitionIsMadeAgain(t *testing.T) {
 	namespaces, err := c.namespacesOf(t.Context(), old)
 	require.NoError(t, err)
 	require.True(t, namespaces["default"])
-	require.Error(t, c.deleteFrom(t.Context(), old, namespaces)) // as the slower lifecycle goes on
+	require.Error(t, c.deleteFrom(t.Context(), old, namespaces)) // as the slower lifecycle would
 	namespaces, err = c.namespacesOf(t.Context(), old)
 	require.NoError(t, err)
 	require.True(t, namespaces["default"], "the new instance lives")

@@ -33,7 +33,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// persons is a cell under RBAC, with an audit log, that people use over HTTP. Each is an administrator.
+// persons is a cell with RBAC and an audit log that people use over HTTP. Each of them is an administrator.
 type persons struct {
 	*cluster
 	url, audit string
@@ -58,7 +58,7 @@ func newPersons(t *testing.T) *persons {
 	return p
 }
 
-// as is a client of a person, who may act as another one.
+// as returns the client of a person, who may impersonate another one.
 func (p *persons) as(person string, another ...string) *rest.Config {
 	return &rest.Config{Host: p.url, BearerToken: person, QPS: -1, UserAgent: "test", WarningHandler: rest.NoWarnings{},
 		Impersonate: rest.ImpersonationConfig{UserName: strings.Join(another, ""), Groups: slices.Repeat([]string{"system:masters"}, len(another))}}
@@ -70,7 +70,7 @@ func (p *persons) objects(person string) dynamic.Interface {
 	return client
 }
 
-// make creates an object that is written as YAML.
+// make creates an object from YAML.
 func (p *persons) make(person string, of schema.GroupVersionResource, namespace, name, text string) *unstructured.Unstructured {
 	p.Helper()
 	object := &unstructured.Unstructured{}
@@ -86,7 +86,7 @@ func (p *persons) make(person string, of schema.GroupVersionResource, namespace,
 	return made
 }
 
-// list lists versions or changes, by a field selector.
+// list lists versions or changes that match a field selector.
 func (p *persons) list(resource, namespace, selector string) []history.Version {
 	p.Helper()
 	path := "/apis/" + history.GroupVersion.String()
@@ -101,7 +101,7 @@ func (p *persons) list(resource, namespace, selector string) []history.Version {
 	return list.Items
 }
 
-// last is the newest version of an object.
+// last returns the newest version of an object.
 func (p *persons) last(of schema.GroupResource, namespace, name string) history.Version {
 	p.Helper()
 	versions := p.list("versions", namespace, "object="+of.String()+"/"+name)
@@ -109,7 +109,7 @@ func (p *persons) last(of schema.GroupResource, namespace, name string) history.
 	return versions[0]
 }
 
-// work lets the lifecycle do all the work that there is.
+// work makes the lifecycle do all the work that there is.
 func (p *persons) work() {
 	p.Helper()
 	left, err := p.Once(p.Context())
@@ -117,7 +117,7 @@ func (p *persons) work() {
 	require.Empty(p, left)
 }
 
-// namespaced are all built-in kinds that have a namespace and can be made, by a body each.
+// namespaced are all built-in kinds that have a namespace and can be created, each with a body.
 var namespaced = map[string]string{
 	"configmaps":                             `{}`,
 	"endpoints":                              `{}`,
@@ -151,9 +151,9 @@ var namespaced = map[string]string{
 	"csistoragecapacities.storage.k8s.io":    `{storageClassName: s}`,
 }
 
-// TestNamespaceNamesWhoDeletedIt: whatever was in a namespace, built-in or custom, its history names the person who
-// deleted the namespace, and so do lists of that person's changes. To audits and policies the namespace controller
-// deleted it.
+// TestNamespaceNamesWhoDeletedIt: the history of every object that was in a namespace, built-in or custom, names the
+// person who deleted the namespace. So do lists of that person's changes. To audits and policies, the namespace
+// controller deleted the object.
 func TestNamespaceNamesWhoDeletedIt(t *testing.T) {
 	p := newPersons(t)
 	const kinds = 50
@@ -174,7 +174,7 @@ func TestNamespaceNamesWhoDeletedIt(t *testing.T) {
 	served, err := discovery.GroupVersionResources(lists)
 	require.NoError(t, err)
 	for of := range served {
-		if of.Group == "events.k8s.io" { // these are those of the core group
+		if of.Group == "events.k8s.io" { // the same objects as in the core group
 			continue
 		}
 		body, ok := namespaced[of.GroupResource().String()]
@@ -225,7 +225,7 @@ func TestNamespaceNamesWhoDeletedIt(t *testing.T) {
 	require.Equal(t, []string{"system:serviceaccount:kube-system:namespace-controller"}, p.deleters("n", "alice"))
 }
 
-// kindOf is the beginning of a body: its version and kind.
+// kindOf is the beginning of a body, with its version and kind.
 func kindOf(lists []*metav1.APIResourceList, of schema.GroupVersionResource) string {
 	for _, list := range lists {
 		for _, r := range list.APIResources {
@@ -237,7 +237,7 @@ func kindOf(lists []*metav1.APIResourceList, of schema.GroupVersionResource) str
 	return "{"
 }
 
-// deleters are the users whose deletions in a namespace the audit log has, without the one who is named.
+// deleters are the users whose deletions in a namespace are in the audit log, except the user named by without.
 func (p *persons) deleters(namespace, without string) []string {
 	p.Helper()
 	file, err := os.Open(p.audit)
@@ -255,8 +255,8 @@ func (p *persons) deleters(namespace, without string) []string {
 	return slices.Sorted(maps.Keys(users))
 }
 
-// TestOwnersNameWhoDeletedThem: whichever policy a person chose, whoever else touches what is going, and however long
-// the chain of owners is, all that goes, and what is orphaned, names that person's deletion.
+// TestOwnersNameWhoDeletedThem: all deleted and all orphaned objects name the deletion by the person who deleted the
+// owner. This holds for every policy, whoever else touches the objects, and however long the chain of owners is.
 func TestOwnersNameWhoDeletedThem(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestOwnersNameWhoDeletedThem(t *testing.T) {
 			require.NoError(t, err)
 			p.work()
 			require.False(t, p.has("n", "owner"))
-			_ = p.own("n", "owner") // another one of the name says nothing of the first
+			_ = p.own("n", "owner") // another owner of the same name does not count
 
 			want := &history.Cause{User: "alice", Revision: began}
 			verb, names := "delete", []string{"child", "grandchild", "last"}
@@ -303,7 +303,8 @@ func TestOwnersNameWhoDeletedThem(t *testing.T) {
 	}
 }
 
-// TestDefinitionNamesWhoDeletedIt: the objects of a definition, and what they own, name the person who deleted it.
+// TestDefinitionNamesWhoDeletedIt: the objects of a definition, and the objects that they own, name the person who
+// deleted the definition.
 func TestDefinitionNamesWhoDeletedIt(t *testing.T) {
 	p := newPersons(t)
 	p.createNamespace("n")
@@ -317,11 +318,11 @@ func TestDefinitionNamesWhoDeletedIt(t *testing.T) {
 	want := &history.Cause{User: "alice", Revision: began}
 	require.Equal(t, want, p.last(definitions.GroupResource(), "", "widgets.example.com").Cause)
 	require.Equal(t, want, p.last(corev1.Resource("configmaps"), "n", "child").Cause)
-	p.createDefinition() // what is not served cannot be asked for
+	p.createDefinition() // the history of a resource can be read only while the resource is served
 	require.Equal(t, want, p.last(widgets.GroupResource(), "n", "w").Cause)
 }
 
-// TestNobodyForgesACause: a request that says it has one has none, whoever sends it.
+// TestNobodyForgesACause: a request that claims a cause gets none, whoever sends it.
 func TestNobodyForgesACause(t *testing.T) {
 	p := newPersons(t)
 	config := p.as("alice", "system:logplane:lifecycle")
@@ -340,8 +341,8 @@ func TestNobodyForgesACause(t *testing.T) {
 	require.Equal(t, []string{"alice", "system:logplane:lifecycle"}, []string{v.User, v.ActingAs})
 }
 
-// TestOwnerInAnotherNamespace: who names an owner in another namespace is told so by one Event, as by upstream's
-// collector. One whose owner is gone, or never was, is not.
+// TestOwnerInAnotherNamespace: if an object names an owner in another namespace, one Event reports it, as with
+// upstream's collector. If the owner is gone, or never existed, there is no such Event.
 func TestOwnerInAnotherNamespace(t *testing.T) {
 	p := newPersons(t)
 	p.createNamespace("n")

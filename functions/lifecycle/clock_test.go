@@ -58,7 +58,7 @@ func (c *slowConn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// behindTheClock is a Lifecycle, without an API, on a log whose clock is behind its own.
+// behindTheClock returns a Lifecycle, without an API, whose log's clock is behind its own.
 func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	t.Helper()
 	s := eventlogtest.Run(t, t.TempDir())
@@ -74,8 +74,8 @@ func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	return l
 }
 
-// TestExpiryIsByTheLogsTime: an object stays if it is a day old for
-// this process but less than a second old in the log (invariant 12).
+// TestExpiryIsByTheLogsTime: an object stays if it is a day old for this process but less than a second old in the log
+// (invariant 12).
 func TestExpiryIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{})
 	key := eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: "young"}

@@ -45,7 +45,7 @@ func (c *cluster) deleteConfigMap(namespace, name string, policy metav1.Deletion
 	require.NoError(c, c.client.CoreV1().ConfigMaps(namespace).Delete(c.Context(), name, metav1.DeleteOptions{PropagationPolicy: &policy}))
 }
 
-// references is how many rows the index has.
+// references is how many rows the index of dependents has.
 func (c *cluster) references() (n int) {
 	view, err := c.cell.Projection.Latest(context.Background())
 	require.NoError(c, err)
@@ -56,8 +56,8 @@ func (c *cluster) references() (n int) {
 	return n
 }
 
-// TestGarbageFoundByState: whatever a Lifecycle that is stopped again and again sees, what has a living owner stays,
-// and all else goes.
+// TestGarbageFoundByState: the Lifecycle is stopped again and again. Still, objects with a living owner stay, and all
+// others are deleted.
 func TestGarbageFoundByState(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -104,7 +104,7 @@ func TestGarbageFoundByState(t *testing.T) {
 	require.Equal(t, chain, c.references())
 }
 
-// TestDefaultsAreGivenBack: a namespace that has lost its account or its certificate gets it again.
+// TestDefaultsAreGivenBack: a namespace that has lost its account or its certificate gets it back.
 func TestDefaultsAreGivenBack(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -130,7 +130,7 @@ func TestDefaultsAreGivenBack(t *testing.T) {
 	c.namespaceGone("n")
 }
 
-// TestVolumesAreProtected: a claim goes when no Pod uses it any more, a volume when it is not bound.
+// TestVolumesAreProtected: a deleted claim is gone once no Pod uses it any more, and a volume once it is not bound.
 func TestVolumesAreProtected(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -176,7 +176,7 @@ func TestVolumesAreProtected(t *testing.T) {
 	}, "the volume is gone")
 }
 
-// TestAttributesAreProtected: a VolumeAttributesClass goes when no volume and no claim names it any more.
+// TestAttributesAreProtected: a deleted VolumeAttributesClass is gone once no volume and no claim names it any more.
 func TestAttributesAreProtected(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -231,7 +231,7 @@ func TestAttributesAreProtected(t *testing.T) {
 	gone("neither claim nor volume is there")
 }
 
-// TestRecount: what a create that could not see a new quota has added is counted when the quota has settled.
+// TestRecount: an object whose create could not see a new quota is counted once the quota has settled.
 func TestRecount(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -246,7 +246,7 @@ func TestRecount(t *testing.T) {
 	require.True(t, found)
 	model.ID.Name = "late"
 	_, err = c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late", eventlog.Write{Key: model.ID, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
-	require.NoError(t, err) // as a create writes it that saw no quota
+	require.NoError(t, err) // like the write of a create that saw no quota
 	used := func() int64 {
 		q, err := c.client.CoreV1().ResourceQuotas("n").Get(context.Background(), "q", metav1.GetOptions{})
 		require.NoError(t, err)
@@ -258,8 +258,8 @@ func TestRecount(t *testing.T) {
 	c.eventually(func() bool { return used() == 2 }, "it was recounted")
 }
 
-// TestRecountOfAToldStatus: what a client writes to the status of a quota is one version of it. The next one is
-// counted.
+// TestRecountOfAToldStatus: a client may write any numbers to the status of a quota. They are in that version of the
+// quota, and the next version has counted ones.
 func TestRecountOfAToldStatus(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -292,7 +292,7 @@ func TestRecountOfAToldStatus(t *testing.T) {
 	require.Equal(t, []int64{10, 1}, []int64{hard, used})
 }
 
-// TestTokensGoWithTheirAccount: the Secrets with tokens of a service account are deleted after it, and only those.
+// TestTokensGoWithTheirAccount: after a service account, the Secrets with its tokens are deleted, and no others.
 func TestTokensGoWithTheirAccount(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")

@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// cluster is a fresh cell with its API.
+// cluster is a new cell with its API.
 type cluster struct {
 	*testing.T
 	*Lifecycle
@@ -71,7 +71,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
 	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
-	cell.Feed = fanout.NewFeed(p) // for those who run it
+	cell.Feed = fanout.NewFeed(p) // for tests that run it
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
 	require.NoError(t, err)
 	require.NoError(t, server.Bootstrap(t.Context()))
@@ -82,7 +82,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 	return c
 }
 
-// restart makes a Lifecycle that remembers nothing.
+// restart replaces the Lifecycle by a new one, which remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
 	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, Deletion: c.server.Deletion, BesideDeletion: c.server.BesideDeletion, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
@@ -93,11 +93,11 @@ func (c *cluster) restart(change ...func(*Config)) {
 	require.NoError(c, err)
 }
 
-// run runs the Lifecycle until the returned function or the test ends.
+// run runs the Lifecycle until the returned function is called or the test ends.
 func (c *cluster) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	running := c.Lifecycle // restart replaces it
+	running := c.Lifecycle // restart may replace the field
 	go func() { done <- running.Run(ctx) }()
 	stopped := false
 	stop = func() {
@@ -123,7 +123,7 @@ func (c *cluster) handle(ctx context.Context, e eventlog.Event) error {
 	return errors.Join(failed...)
 }
 
-// eventually calls the condition after every event of the log until it holds.
+// eventually checks the condition after every event of the log until it holds.
 func (c *cluster) eventually(condition func() bool, message string) {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -168,7 +168,7 @@ func (c *cluster) createConfigMap(namespace, name string, finalizers ...string) 
 	require.NoError(c, err)
 }
 
-// authors counts the events of an op in a namespace, by who wrote them.
+// authors counts the events with an op in a namespace, by their author.
 func (c *cluster) authors(namespace string, op eventlog.Op) map[eventlog.Author]int {
 	c.Helper()
 	ctx := context.Background()
@@ -184,7 +184,7 @@ func (c *cluster) authors(namespace string, op eventlog.Op) map[eventlog.Author]
 	return count
 }
 
-// rows is how many objects are in a namespace, besides what every namespace has.
+// rows is how many objects are in a namespace, apart from those that every namespace has.
 func (c *cluster) rows(namespace string) int {
 	c.Helper()
 	return c.allRows(namespace, func(k eventlog.Key) bool { return !isDefault(k) })
@@ -267,7 +267,7 @@ func TestNamespaceWithContents(t *testing.T) {
 	c.createConfigMap("full", "c0")
 }
 
-// TestNamespaceFoundByState: the namespace began to terminate while nobody listened.
+// TestNamespaceFoundByState: the namespace began to terminate while no lifecycle ran.
 func TestNamespaceFoundByState(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("late")
@@ -293,7 +293,7 @@ func TestNamespaceWaitsForFinalizers(t *testing.T) {
 	require.Equal(t, corev1.ConditionFalse, c.conditionOf("held", corev1.NamespaceDeletionContentFailure))
 	require.Equal(t, 2, c.rows("held"))
 
-	// One finalizer goes while nobody listens, the other while another Lifecycle runs.
+	// One finalizer is removed while no lifecycle runs, the other while another Lifecycle runs.
 	stop()
 	c.removeWidgetFinalizers("held", "stays")
 	c.restart()
@@ -316,7 +316,7 @@ func (c *cluster) conditionOf(namespace string, kind corev1.NamespaceConditionTy
 	return ""
 }
 
-// TestStoppedAnywhere: a Lifecycle that is stopped after every few events finishes its work in the end.
+// TestStoppedAnywhere: a Lifecycle that is stopped after every few events finishes its work eventually.
 func TestStoppedAnywhere(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -363,7 +363,7 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-// TestEachEventByItself: if each event's tasks run once, they do what the event asks for. They may run again.
+// TestEachEventByItself: it is enough to run each event's tasks once. They may run again.
 func TestEachEventByItself(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -381,8 +381,8 @@ func TestEachEventByItself(t *testing.T) {
 	require.NoError(t, c.handle(t.Context(), eventlog.Event{}))
 }
 
-// TestNamespaceSettles: without AwaitWriters a namespace is not finalized before the deadline of requests that
-// may have seen it alive, by the log's time.
+// TestNamespaceSettles: without AwaitWriters a namespace is not finalized until Config.Settle has passed, by the log's
+// time, since it began to terminate.
 func TestNamespaceSettles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -437,7 +437,8 @@ func TestDefinitionWithInstances(t *testing.T) {
 	c.createWidget("a", "w0")
 }
 
-// TestDefinitionNotServed: instances are deleted whatever is served, and the deletion waits for one with a finalizer.
+// TestDefinitionNotServed: instances are deleted whichever versions are served. The deletion waits for one that has a
+// finalizer.
 func TestDefinitionNotServed(t *testing.T) {
 	c := newCluster(t)
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -485,8 +486,8 @@ func TestDefinitionNotServed(t *testing.T) {
 	gone()
 }
 
-// TestDefinitionOfBuiltIn: a definition from before such names were refused
-// goes with its own objects. The built-in objects under the same prefix stay.
+// TestDefinitionOfBuiltIn: a definition with a built-in resource's name, from before such names were refused, is
+// deleted with its own objects. The built-in objects under the same prefix stay.
 func TestDefinitionOfBuiltIn(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -524,7 +525,7 @@ func TestDefinitionOfBuiltIn(t *testing.T) {
 	require.False(t, found)
 }
 
-// store appends a row as it is, under the definitions' prefix.
+// store appends a row as it is, under the prefix of definitions.
 func (c *cluster) store(name, contentType string, body []byte) {
 	c.Helper()
 	view, err := c.cell.Projection.Latest(c.Context())
@@ -536,7 +537,7 @@ func (c *cluster) store(name, contentType string, body []byte) {
 }
 
 // TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has
-// given it up in an update, whether or not somebody listens then.
+// given the name up in an update, whether or not a lifecycle runs at that time.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -621,8 +622,8 @@ func TestRolesAreAggregated(t *testing.T) {
 	require.Equal(t, before.Rules, after.Rules)
 }
 
-// TestVersionsAreRegistered: as long as a definition serves a version it has an APIService, which is written back when
-// somebody changes it. One that somebody else made is left alone.
+// TestVersionsAreRegistered: while a definition serves a version, the version has an APIService. If somebody changes
+// that, it is changed back. An APIService that somebody else made is left alone.
 func TestVersionsAreRegistered(t *testing.T) {
 	c := newCluster(t)
 	services := c.registrations.APIServices()
@@ -632,14 +633,14 @@ func TestVersionsAreRegistered(t *testing.T) {
 	}}
 	_, err := services.Create(t.Context(), remote, metav1.CreateOptions{})
 	require.NoError(t, err)
-	priority := func(name string) int32 { // 0 for none
+	priority := func(name string) int32 { // 0 if there is none
 		s, err := services.Get(context.Background(), name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			require.NoError(t, err)
 		}
 		return s.Spec.GroupPriorityMinimum
 	}
-	c.createDefinition() // before anybody listens
+	c.createDefinition() // before the lifecycle runs
 	c.run()
 	c.eventually(func() bool { return priority("v1.example.com") == 1000 }, "the version is registered")
 	made, err := services.Get(t.Context(), "v1.example.com", metav1.GetOptions{})
@@ -678,8 +679,8 @@ func TestVersionsAreRegistered(t *testing.T) {
 	require.EqualValues(t, 7, priority("v2.example.com"))
 }
 
-// TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. Only a change of
-// that is written, and nothing where it cannot be learned.
+// TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. It is written only
+// if that changes, and not if it cannot be found out.
 func TestRemotesAreChecked(t *testing.T) {
 	condition := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "MissingEndpoints"}
 	checks, unread := 0, error(nil)
@@ -731,7 +732,7 @@ func TestRemotesAreChecked(t *testing.T) {
 	require.Equal(t, 4, checks)
 }
 
-// TestStrays: an object that comes after its namespace is gone is deleted, whether or not somebody listened.
+// TestStrays: an object that comes after its namespace is gone is deleted, whether or not a lifecycle ran at that time.
 func TestStrays(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -747,7 +748,7 @@ func TestStrays(t *testing.T) {
 		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late-"+namespace+name, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
 		require.NoError(t, err)
 	}
-	for i := range 2 * seekAfter { // between the others
+	for i := range 2 * seekAfter { // between those of the other strays
 		late("n", fmt.Sprint("o-", i))
 	}
 	late("gone-before", "model")
@@ -759,7 +760,7 @@ func TestStrays(t *testing.T) {
 	require.Equal(t, 1+2*seekAfter, c.rows("n"))
 }
 
-// TestIdleWritesNothing: nothing that Bootstrap wrote asks for work.
+// TestIdleWritesNothing: nothing that Bootstrap wrote makes work for the lifecycle.
 func TestIdleWritesNothing(t *testing.T) {
 	c := newCluster(t)
 	before, err := c.cell.Projection.Latest(t.Context())
@@ -802,13 +803,14 @@ func TestExpiry(t *testing.T) {
 	require.Equal(t, map[eventlog.Author]int{kubestore.PartOf("expiry"): expiryBatch + 5}, c.authors("default", eventlog.Deleted))
 }
 
-// The references to an object's owners go with it, or a foreground deletion of an owner would wait for ever.
+// The references to an object's owners are deleted with the object. Otherwise a foreground deletion of an owner would
+// wait for ever.
 func TestExpiryTakesReferences(t *testing.T) {
 	c := newCluster(t)
 	owner, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	blocks := true
-	for i := range 12 { // each with a hundred owners is more than one batch
+	for i := range 12 { // each has a hundred owners, so together they need more than one batch
 		event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("e%d", i)}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
 		for j := range dependents.MaxOwners {
 			reference := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID, BlockOwnerDeletion: &blocks}

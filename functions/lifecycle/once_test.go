@@ -26,7 +26,7 @@ func (c *cluster) once() []string {
 	return left
 }
 
-// TestOnceSaysWhatIsLeft: what waits for others is said, again and again, until they have done their part.
+// TestOnceSaysWhatIsLeft: each call of Once names what waits for others, until these have done their part.
 func TestOnceSaysWhatIsLeft(t *testing.T) {
 	c := newCluster(t)
 	require.Empty(t, c.once())
@@ -69,8 +69,8 @@ func TestOnceSaysWhatIsLeft(t *testing.T) {
 	c.namespaceGone("held")
 }
 
-// TestOwnersThatWaitForEachOther: as in upstream nobody breaks a circle whose objects are all in the foreground
-// deletion. It must not keep the collector busy.
+// TestOwnersThatWaitForEachOther: as in upstream, nothing breaks a circle whose objects are all in foreground deletion.
+// It must not keep the collector busy.
 func TestOwnersThatWaitForEachOther(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -90,8 +90,8 @@ func TestOwnersThatWaitForEachOther(t *testing.T) {
 	require.Len(t, c.once(), 2)
 }
 
-// TestGarbageBesideABrokenKind: objects that cannot be read, because their conversion webhook is gone, hold nobody else
-// up. Upstream's TestCascadingDeleteOnCRDConversionFailure.
+// TestGarbageBesideABrokenKind: objects that cannot be read, because their conversion webhook is gone, do not hold up
+// others. Upstream's TestCascadingDeleteOnCRDConversionFailure.
 func TestGarbageBesideABrokenKind(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -127,8 +127,8 @@ func TestGarbageBesideABrokenKind(t *testing.T) {
 	require.Equal(t, 2, c.references())
 }
 
-// TestOnceEnds: neither others, who go on meanwhile, keep it for ever, nor a webhook that calls each deletion a
-// conflict. What follows from its own work it does.
+// TestOnceEnds: neither other clients that keep writing, nor a webhook that calls each deletion a conflict, keep Once
+// running for ever. It does the work that follows from its own work.
 func TestOnceEnds(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")

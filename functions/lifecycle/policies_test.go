@@ -30,14 +30,15 @@ import (
 )
 
 // policies are upstream's documented cases of the three policies: those of its integration tests and of its pages on
-// garbage collection. A step does something and says what is there when the collectors are done with it.
+// garbage collection. A step does something, and says which objects there are when the collectors have finished.
 //
 // An object is '[KIND/]NAME[@m] [of OWNER...] [+FINALIZER...]'. It is a ConfigMap in namespace n, or in m. An owner is
-// an object's name. It ends with '!' if the dependent blocks its deletion, and with '-' if it says that it does not.
-// 'NAME=OTHER' has OTHER's uid, and 'NAME=' one that nobody has. '*' marks what is being deleted.
+// an object's name. It ends with '!' if the dependent blocks its deletion, and with '-' if the dependent says that it
+// does not. 'NAME=OTHER' has OTHER's uid, and 'NAME=' a uid that no object has. '*' marks an object that is being
+// deleted.
 var policies = []struct {
 	name     string
-	says     string // upstream's test; empty for its documentation or code
+	says     string // upstream's test; empty if the case is from its documentation or code
 	steps    [][2]string
 	oursOnly bool
 }{
@@ -159,7 +160,7 @@ var policies = []struct {
 		{"own a", ""}}},
 }
 
-// TestGarbage: each case ends as upstream says, with our collector, with upstream's, and with both at once.
+// TestGarbage: each case ends as upstream says, with our collector, with upstream's, and with both at the same time.
 func TestGarbage(t *testing.T) {
 	for _, by := range []struct {
 		name    string
@@ -207,21 +208,21 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// watched is a cluster with collectors. Upstream's is nil where it does not run.
+// watched is a cluster with collectors. upstream is nil if upstream's collector does not run.
 type watched struct {
 	*cluster
 	outside  *rest.Config
 	upstream *garbagecollector.GarbageCollector
 }
 
-// with is the same cluster for a part of its test.
+// with returns the same cluster for a part of the test.
 func (c *watched) with(t *testing.T) *watched {
 	part := *c.cluster
 	part.T = t
 	return &watched{&part, c.outside, c.upstream}
 }
 
-// newWatched is a cluster that others may watch.
+// newWatched returns a cluster that clients outside can use.
 func newWatched(t *testing.T) *watched {
 	t.Helper()
 	c := newCluster(t)
@@ -241,7 +242,7 @@ func newWatched(t *testing.T) *watched {
 	return &watched{cluster: c, outside: config}
 }
 
-// metadataInformers are what upstream's collector asks for.
+// metadataInformers are the informers that upstream's collector asks for.
 type metadataInformers struct {
 	metadatainformer.SharedInformerFactory
 }
@@ -250,7 +251,7 @@ func (m metadataInformers) ForResource(r schema.GroupVersionResource) (informers
 	return m.SharedInformerFactory.ForResource(r), nil
 }
 
-// runUpstream runs upstream's collector, as its controller manager does, until the test ends.
+// runUpstream runs upstream's collector until the test ends, as upstream's controller manager does.
 func (c *watched) runUpstream() {
 	c.Helper()
 	const sync = time.Second // how often it looks for new kinds
@@ -277,13 +278,13 @@ func (c *watched) runUpstream() {
 	})
 }
 
-// graph is the objects of one case.
+// graph has the objects of one case.
 type graph struct {
 	*watched
 	number int
-	// uids are those of all objects that there were, by name.
+	// uids are the uids of all objects that ever existed, by name.
 	uids map[string]types.UID
-	// tokens are what the case calls owners.
+	// tokens are the names that the case has for owners.
 	tokens    map[metav1.OwnerReference]string
 	sentinels int
 }
@@ -294,7 +295,7 @@ func split(list string) []string {
 
 func (g *graph) namespace(n string) string { return fmt.Sprintf("%s-%d", n, g.number) }
 
-// kinds are those of the cases.
+// kinds are the kinds of the cases.
 var kinds = map[string]struct {
 	resource   schema.GroupVersionResource
 	kind       string
@@ -310,7 +311,7 @@ var kinds = map[string]struct {
 		"Unknown", true},
 }
 
-// object is where an object of a case is, and under which name.
+// object returns a client for an object of a case, and its name.
 func (g *graph) object(spec string) (dynamic.ResourceInterface, string) {
 	kind, name, found := strings.Cut(spec, "/")
 	if !found {
@@ -327,7 +328,7 @@ func (g *graph) object(spec string) (dynamic.ResourceInterface, string) {
 	return g.custom.Resource(k.resource).Namespace(g.namespace("n")), name
 }
 
-// owners are the references of a list of owners. An owner's name may be that of no object.
+// owners returns the references for a list of owners. An owner need not exist.
 func (g *graph) owners(tokens []string) []metav1.OwnerReference {
 	var owners []metav1.OwnerReference
 	for _, token := range tokens {
@@ -356,7 +357,7 @@ func (g *graph) owners(tokens []string) []metav1.OwnerReference {
 	return owners
 }
 
-// do does what a case says.
+// do carries out a step of a case.
 func (g *graph) do(command string) {
 	g.Helper()
 	ctx := context.Background()
@@ -397,7 +398,7 @@ func (g *graph) do(command string) {
 	}
 }
 
-// change writes an object anew, also if collectors write it at the same time.
+// change rewrites an object, and tries again if collectors write it at the same time.
 func (g *graph) change(client dynamic.ResourceInterface, name string, change func(*unstructured.Unstructured)) {
 	g.Helper()
 	for {
@@ -447,7 +448,7 @@ func (g *graph) create(words []string) {
 	g.uids[words[0]] = made.GetUID()
 }
 
-// observed waits until upstream's collector knows all objects that have owners. It would not orphan others.
+// observed waits until upstream's collector knows all objects that have owners, since it would not orphan unknown ones.
 func (c *watched) observed() {
 	c.Helper()
 	if c.upstream == nil {
@@ -464,7 +465,7 @@ func (c *watched) observed() {
 func (g *graph) objects() (all []unstructured.Unstructured) {
 	for _, k := range kinds {
 		list, err := g.custom.Resource(k.resource).List(context.Background(), metav1.ListOptions{LabelSelector: fmt.Sprintf("case=%d", g.number)})
-		if !apierrors.IsNotFound(err) { // a kind that is not served
+		if !apierrors.IsNotFound(err) { // not found: the kind is not served
 			require.NoError(g, err)
 			all = append(all, list.Items...)
 		}
@@ -472,7 +473,7 @@ func (g *graph) objects() (all []unstructured.Unstructured) {
 	return all
 }
 
-// isIndexed requires that the index has what the objects say, and nothing else.
+// isIndexed requires that the index matches the owners that the objects name.
 func (g *graph) isIndexed() {
 	g.Helper()
 	var want, have []string
@@ -496,7 +497,7 @@ func (g *graph) isIndexed() {
 	require.ElementsMatch(g, want, have)
 }
 
-// String is the graph as a case writes it.
+// String is the graph in the notation of the cases.
 func (g *graph) String() string {
 	var lines []string
 	for _, o := range g.objects() {
@@ -540,7 +541,7 @@ func (g *graph) String() string {
 	return strings.Join(lines, "; ")
 }
 
-// becomes waits until the graph is as a case says.
+// becomes waits until the graph is what a case says.
 func (g *graph) becomes(want string) {
 	g.Helper()
 	last := ""
@@ -552,7 +553,7 @@ func (g *graph) becomes(want string) {
 	g.eventually(func() bool { last = g.String(); return last == want }, want)
 }
 
-// sentinel waits until the collectors have looked at what came before.
+// sentinel waits until the collectors have looked at everything that came before.
 func (g *graph) sentinel() {
 	g.Helper()
 	g.sentinels++

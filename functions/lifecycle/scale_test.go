@@ -23,10 +23,10 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// plantation is a fan and a chain of dependents of one owner, and as many dependents of another.
+// plantation is a fan and a chain of dependents of one owner, and a fan of as many dependents of another owner.
 type plantation struct{ fan, chain int }
 
-// sizes are those of a test; LOGPLANE_ROUNDS=10000 makes a fan of 10,000 and a chain of 500.
+// sizes are the sizes for a test. LOGPLANE_ROUNDS=10000 makes a fan of 10,000 and a chain of 500.
 func sizes(t *testing.T) plantation {
 	fan := 1000
 	if testing.Short() || eventlogtest.Slowdown > 1 {
@@ -36,7 +36,7 @@ func sizes(t *testing.T) plantation {
 	return plantation{fan: fan, chain: fan / 20}
 }
 
-// plant creates all in namespace n, where 'gone' is the owner whose end is wanted.
+// plant creates a plantation in namespace n. 'gone' is the owner that will be deleted.
 func (c *cluster) plant(p plantation) {
 	c.Helper()
 	c.createNamespace("n")
@@ -65,7 +65,7 @@ func (c *cluster) plant(p plantation) {
 	require.NoError(c, group.Wait())
 }
 
-// harvest counts what is there of a plantation.
+// harvest counts the remaining objects of a plantation.
 func (c *cluster) harvest() (garbage, kept int) {
 	c.Helper()
 	list, err := c.client.CoreV1().ConfigMaps("n").List(context.Background(), metav1.ListOptions{})
@@ -81,7 +81,7 @@ func (c *cluster) harvest() (garbage, kept int) {
 	return garbage, kept
 }
 
-// deletions waits for that many in namespace n after a revision, and returns the revision at which it has seen them.
+// deletions waits for n deletions in namespace n after a revision, and returns the revision at which it has seen them.
 func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
@@ -103,7 +103,7 @@ func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	return after
 }
 
-// crowd writes that many ConfigMaps around those of namespace n, and as many into other namespaces.
+// crowd writes as many unrelated ConfigMaps around those of namespace n, and as many into other namespaces.
 func (c *cluster) crowd(unrelated int) {
 	c.Helper()
 	for i := range 10 {
@@ -135,8 +135,9 @@ func (c *cluster) crowd(unrelated int) {
 	}
 }
 
-// TestGarbageReadsOnlyDependents: what an owner's end costs in reads of the bucket, and in messages to the log, does
-// not depend on what else there is. A process that has read nothing yet does all.
+// TestGarbageReadsOnlyDependents: the number of reads of the bucket and of messages to the log after an owner's
+// deletion does not depend on how many other objects there are. A process that has read nothing yet does all of the
+// work.
 func TestGarbageReadsOnlyDependents(t *testing.T) {
 	t.Parallel()
 	p := sizes(t)
@@ -153,7 +154,7 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 		_, err = c.cell.Projection.Commit(t.Context())
 		require.NoError(t, err)
 
-		// Nobody else commits, so the tail must hold all.
+		// Nobody commits, so the tail must hold everything.
 		fresh, err := projection.Open(projection.Config{Log: log, Bucket: b, TailBytes: 1 << 30})
 		require.NoError(t, err)
 		c.cell = kubestore.Cell{Log: log, Projection: fresh, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
@@ -184,13 +185,13 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 	}
 	fewReads, fewMessages := cost(p.fan)
 	manyReads, manyMessages := cost(10 * p.fan)
-	require.LessOrEqual(t, manyReads, fewReads+fewReads/5+20) // a level more of the snapshot
+	require.LessOrEqual(t, manyReads, fewReads+fewReads/5+20) // the snapshot may have one more level
 	require.LessOrEqual(t, manyMessages, fewMessages+fewMessages/5)
 }
 
-// TestGarbageTogether: fan and chain go, and what has a living owner stays, although our collector is stopped again and
-// again, and upstream's runs beside it. Ours has the first of it alone: of so few objects, upstream's would sometimes
-// take all.
+// TestGarbageTogether: fan and chain are deleted, and objects with a living owner stay, although our collector is
+// stopped again and again while upstream's runs beside it. Ours first works alone: with so few objects, upstream's
+// might otherwise delete them all.
 func TestGarbageTogether(t *testing.T) {
 	p := sizes(t)
 	c := newWatched(t)

@@ -24,13 +24,13 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
-// One tenant's objects must not hold up what the lifecycle does for others.
+// The objects of one tenant must not hold up what the lifecycle does for others.
 
 type tripper func(*http.Request) (*http.Response, error)
 
 func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
-// through lets a Lifecycle's requests pass through a function.
+// through makes a Lifecycle's requests pass through a function.
 func through(f func(r *http.Request, next http.RoundTripper) (*http.Response, error)) func(*Config) {
 	return func(c *Config) {
 		c.Client = rest.CopyConfig(c.Client)
@@ -54,7 +54,7 @@ func counted(n *atomic.Int64, suffixes ...string) func(*Config) {
 
 func (c *cluster) isGone(namespace, name string) bool { return !c.has(namespace, name) }
 
-// TestPauseIsBounded: whatever a user has chosen, a task waits for some time, and looks again within a day.
+// TestPauseIsBounded: whatever time a user has chosen, a task waits a while, and looks again within a day.
 func TestPauseIsBounded(t *testing.T) {
 	for _, after := range []time.Duration{0, -1, math.MinInt64, 1, time.Second, longestWait, math.MaxInt64 - 1, math.MaxInt64} {
 		got := pause(after)
@@ -63,8 +63,7 @@ func TestPauseIsBounded(t *testing.T) {
 	}
 }
 
-// TestTheFarFutureIsNotNow: a token and a Job that end in the year 9999 are looked at a few times and not again and
-// again.
+// TestTheFarFutureIsNotNow: a token and a Job that end in the year 9999 are looked at only a few times.
 func TestTheFarFutureIsNotNow(t *testing.T) {
 	var looks atomic.Int64
 	c := newCluster(t, counted(&looks, "/secrets/late", "/jobs/late"))
@@ -82,7 +81,7 @@ func TestTheFarFutureIsNotNow(t *testing.T) {
 	}
 	_, err := c.client.BatchV1().Jobs("n").UpdateStatus(t.Context(), j, metav1.UpdateOptions{})
 	require.NoError(t, err)
-	const others = 20 // each takes some time, in which a task that never waits would run again
+	const others = 20 // each takes some time, during which a task that never waits would run again
 	for i := range others {
 		name := fmt.Sprintf("expired-%d", i)
 		token(name, "2000-01-01T00:00:00Z")
@@ -94,7 +93,7 @@ func TestTheFarFutureIsNotNow(t *testing.T) {
 	require.LessOrEqual(t, looks.Load(), int64(10), "one for each event, and the test's own requests")
 }
 
-// TestJobsOfUnknownEnd: as upstream, a Job stays that has failed nobody knows when.
+// TestJobsOfUnknownEnd: as in upstream, a failed Job stays if the time of its failure is not known.
 func TestJobsOfUnknownEnd(t *testing.T) {
 	j := &batchv1.Job{Spec: batchv1.JobSpec{TTLSecondsAfterFinished: ptr.To[int32](math.MaxInt32)}, Status: batchv1.JobStatus{
 		Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}}}
@@ -105,8 +104,8 @@ func TestJobsOfUnknownEnd(t *testing.T) {
 	require.True(t, mortal)
 }
 
-// TestUnknownKindsCostNoDiscovery: however many objects name owners of kinds that are not served, the kinds are asked
-// for once for all of them. When one of the kinds comes, its object is looked at again.
+// TestUnknownKindsCostNoDiscovery: however many objects name owners of kinds that are not served, one discovery serves
+// all of them. When one of the kinds is served, its object is looked at again.
 func TestUnknownKindsCostNoDiscovery(t *testing.T) {
 	var discoveries atomic.Int64
 	c := newCluster(t, counted(&discoveries, "/apis"))
@@ -132,8 +131,8 @@ func TestUnknownKindsCostNoDiscovery(t *testing.T) {
 	require.True(t, c.has("n", "c-0"))
 }
 
-// held holds requests for objects whose names begin with 'held' until their context ends or release is called. started
-// gets one value for each.
+// held blocks requests for objects whose names begin with 'held', until their context ends or release is called.
+// started gets one value for each such request.
 func held(t *testing.T) (change func(*Config), started chan struct{}, release func()) {
 	started = make(chan struct{}, 1000)
 	ctx, release := context.WithCancel(context.Background())
@@ -151,7 +150,7 @@ func held(t *testing.T) (change func(*Config), started chan struct{}, release fu
 	}), started, release
 }
 
-// TestGarbageHoldsNobodyUp: namespaces are finished while all workers that look at garbage are busy.
+// TestGarbageHoldsNobodyUp: namespaces are finished even while all workers that look at garbage are busy.
 func TestGarbageHoldsNobodyUp(t *testing.T) {
 	change, started, release := held(t)
 	c := newCluster(t, change)
@@ -173,8 +172,8 @@ func TestGarbageHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestAHungServerHoldsNobodyUp: a remote server that never answers is asked in a queue of its own, and not for long.
-// Garbage that has nothing to do with it goes meanwhile.
+// TestAHungServerHoldsNobodyUp: a remote server that never answers is asked in a queue of its own, with a short
+// timeout. Meanwhile garbage that does not depend on that server is deleted.
 func TestAHungServerHoldsNobodyUp(t *testing.T) {
 	started, longest := make(chan struct{}, 1000), atomic.Int64{}
 	c := newCluster(t, through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -191,13 +190,13 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 	})
 	c.createNamespace("n")
 	c.createNamespace("other")
-	c.createDefinition() // stands for what the remote server serves
+	c.createDefinition() // stands for the resource that the remote server serves
 	c.run()
 	shared := c.own("n", "shared")
 	for i := range 2 * workers {
 		c.own("n", fmt.Sprintf("c-%d", i), metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: fmt.Sprintf("w-%d", i), UID: types.UID(fmt.Sprint(i))})
 	}
-	// Somebody names the remote kind with the uid of another's owner.
+	// This dependent names the remote kind, but with the uid of another dependent's owner.
 	c.own("n", "false", metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: "shared", UID: shared.UID})
 	for range workers {
 		<-started
@@ -215,11 +214,11 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 	require.LessOrEqual(t, longest.Load(), int64(remoteTimeout))
 }
 
-// TestNamespaceBesideARemoteServer: a namespace loses what a remote server has in it, too, in the remote queue or by
-// Once.
+// TestNamespaceBesideARemoteServer: a namespace also loses the objects that a remote server has in it, whether the task
+// runs in the remote queue or in Once.
 func TestNamespaceBesideARemoteServer(t *testing.T) {
 	c := newCluster(t)
-	c.createDefinition() // stands for what the remote server serves
+	c.createDefinition() // stands for the resource that the remote server serves
 	asRemote := func(config *Config) {
 		config.IsRemote = func(v schema.GroupVersion) (bool, error) { return v.Group == "example.com", nil }
 	}
@@ -244,7 +243,7 @@ func TestNamespaceBesideARemoteServer(t *testing.T) {
 	}
 }
 
-// TestNamespacesTakeTurns: what one namespace asks for does not come before all that another one does.
+// TestNamespacesTakeTurns: the tasks of one namespace do not all run before those of another.
 func TestNamespacesTakeTurns(t *testing.T) {
 	q := newQueues()
 	defer q.shutDown()

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// job creates a Job, which has finished if it is finished.
+// job creates a Job, as a finished one if 'finished' is set.
 func (c *cluster) job(name string, ttl *int32, finished bool) *batchv1.Job {
 	c.Helper()
 	jobs := c.client.BatchV1().Jobs("n")
@@ -40,8 +40,8 @@ func (c *cluster) job(name string, ttl *int32, finished bool) *batchv1.Job {
 	return j
 }
 
-// TestFinishedJobs: a Job goes when its TTL after its end has passed, and not
-// before, whether the lifecycle sees its end or finds it later.
+// TestFinishedJobs: a Job is deleted when its TTL after its end has passed, and not before, whether the lifecycle sees
+// its end or finds it later.
 func TestFinishedJobs(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -66,7 +66,8 @@ func TestFinishedJobs(t *testing.T) {
 	}
 }
 
-// TestBootstrapTokensExpire: a bootstrap token goes at its expiration, and whatever is no bootstrap token stays.
+// TestBootstrapTokensExpire: a bootstrap token is deleted at its expiration. Secrets that are not bootstrap tokens
+// stay.
 func TestBootstrapTokensExpire(t *testing.T) {
 	c := newCluster(t)
 	c.run()

@@ -21,8 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRings: the first change rings at once, those of the next five seconds ring once at their end, and then nothing
-// does.
+// TestRings: the first change rings at once. The changes of the next five seconds ring once at their end. After that
+// nothing rings.
 func TestRings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -49,7 +49,7 @@ func TestRings(t *testing.T) {
 	})
 }
 
-// ringing is a server without a network, for a bubble in which time is simulated.
+// ringing is a server without a network, for tests in which time is simulated.
 func ringing(f func()) http.RoundTripper {
 	return transport(func(r *http.Request) (*http.Response, error) {
 		f()
@@ -62,7 +62,7 @@ type transport func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestUnheard: a ring that fails is tried again, a few times, and the next change rings anew.
+// TestUnheard: a ring that fails is tried again a few times. The next change rings again.
 func TestUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -83,7 +83,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestStays: a ring that is sent elsewhere was not heard, and takes nothing there. What it says of itself has no key.
+// TestStays: a ring that is redirected counts as not heard, and sends nothing to the other host. Its errors do not
+// contain the key in the URL.
 func TestStays(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another host was called") }))
 	defer other.Close()
@@ -102,7 +103,7 @@ func TestStays(t *testing.T) {
 	require.ErrorContains(t, err, "https://")
 }
 
-// TestSigned: AWS gets what its services expect, signed with the keys of the environment, and others get no signature.
+// TestSigned: AWS gets what its services expect, signed with the keys of the environment. Other hosts get no signature.
 func TestSigned(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "the-key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
@@ -127,7 +128,7 @@ func TestSigned(t *testing.T) {
 		b, err := New(ctx, []string{address}, time.Hour)
 		require.NoError(t, err)
 		b.client.Transport = &http.Transport{
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // every host is the one server of this test
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // every host name leads to this server
 			DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 				return (&net.Dialer{}).DialContext(ctx, network, s.Listener.Addr().String())
 			},
@@ -150,7 +151,7 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// requireSigned signs what came as AWS would to compare.
+// requireSigned signs the received request again, as AWS would, and compares the signatures.
 func requireSigned(t *testing.T, r *http.Request, body, service string) {
 	t.Helper()
 	at, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
