@@ -344,7 +344,8 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	last := eventlog.Revision(0)
 	collect := func(e eventlog.Event) error { last = e.Revision; return nil }
 	eventlogtest.Eventually(t, "the replica that is cut off answers", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // two of three requests go to another server, in vain
+		// Two of three requests go to another server, which cannot answer.
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		err := near.Tail(ctx, old-5, head, collect)
 		if err == nil || errors.Is(err, eventlog.ErrPurged) || errors.Is(err, eventlog.ErrDiverged) || last >= head {

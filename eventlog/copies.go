@@ -31,9 +31,8 @@ func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 }
 
 // otherCopy reads an event after one copy of it was missing or could not be decoded. It asks the leader, and then all
-// servers that the connection knows of, copyRounds times. If none of them has the event whole, that is final. It
-// returns ErrDiverged, which means that the log has gone back, only if each server of the log says that it lacks the
-// event.
+// servers that the connection knows of, copyRounds times. If none of them has the event whole, it returns ErrNowhere.
+// If each server of the log says that it lacks the event, the log has gone back, and the error is ErrDiverged.
 //
 // The leader's message may never have been an event, because somebody published without this package. It then changes
 // nothing, like a barrier: operators must see it, but it must not stop all readers for good.

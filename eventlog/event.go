@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Revision is a sequence of the log's stream; on the wire to clients, and only there, it is resourceVersion.
+// Revision is a sequence number of the log's stream. Clients, and only they, see it as resourceVersion.
 type Revision uint64
 
 // Op says what an event did to its object.

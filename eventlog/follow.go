@@ -59,7 +59,7 @@ type follower struct {
 	// following ones.
 	next  Revision
 	yield func(Batch) error
-	batch Batch // the events so far of an append whose last event has not come
+	batch Batch // events of an append whose last event has not come yet
 }
 
 // open reads from one consumer until that breaks. The consumer begins with the event that was read last. This proves

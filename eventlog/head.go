@@ -128,7 +128,7 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	switch {
 	case err == nil:
 		err = failed
-	case failed == nil: // seen where two of three servers restarted under load
+	case failed == nil: // this was seen when two of three servers restarted under load
 		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
 			first.leader, l.config.Stream, err)
 	}
@@ -171,7 +171,8 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	}
 	before, left, err := batchPlace(m.header)
-	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) { // in no batch, or its place is impossible
+	// A message with an impossible place is not an event, and is in no batch.
+	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) {
 		return head, nil
 	}
 	end := head + Revision(left)

@@ -30,7 +30,7 @@ type Config struct {
 	// try takes at most a fifth of it.
 	Timeout time.Duration
 	// LeaderReads lets the stream's leader answer Head on a replicated log, instead of a barrier by the quorum. That is
-	// faster, and stale while a deposed leader can be reached (docs/guarantees.md).
+	// faster, but stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
 	// Local, if set, returns the stream's bounds without a request. It is for a stream whose only server runs in this
 	// process, where a request would pass through a dozen goroutines. This Log must then be the only one that appends
@@ -47,7 +47,7 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) jetStream() jetstream.JetStream {
-	js, _ := jetstream.New(c.Conn) // it fails only by options
+	js, _ := jetstream.New(c.Conn) // fails only if an option does
 	return js
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Role is a NATS user for one kind of Logplane's processes. It may ask the log's servers what these need, and no more.
+// Role is a NATS user for one kind of Logplane's processes, with the permissions that these need and no others.
 type Role struct {
 	// Name of the user, and the commands (Of) that connect as this user.
 	Name, Of string

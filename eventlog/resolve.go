@@ -70,9 +70,9 @@ var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", E
 // further copy can enter, and a copy that is in the log is there as a whole.
 func stillOpen(err error) bool { return errors.Is(err, ErrUnknown) && !errors.Is(err, errRangeGone) }
 
-// checkRetained says what an acknowledgement is worth. It is worth less if events that came after the view (from which
-// the write was computed) have left the log. Preconditions do not reveal that: once a key's events have left, JetStream
-// treats the key as one without events, for which the precondition 0 holds.
+// checkRetained returns an error if an acknowledgement cannot be trusted, because events have left the log that came
+// after the view from which the write was computed. Preconditions do not reveal that: once a key's events have left,
+// JetStream treats the key as one without events, for which the precondition 0 holds.
 //
 //   - It returns ErrFenced if the append was acknowledged across a fence. Nothing else leaps so far beyond a view's
 //     head. This process's 'seen' would not show it, since another request may have learned the head after the leap.

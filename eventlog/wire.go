@@ -51,7 +51,7 @@ const mostHeaders = 17
 
 const specVersion = "1.0"
 
-// typeOfOp is the header ce-type for each op.
+// typeOfOp is the value of ce-type for each op.
 var typeOfOp = [...]string{
 	Barrier:  "dev.logplane.barrier",
 	Added:    "dev.logplane.object.added",
@@ -138,9 +138,9 @@ func seal(m *nats.Msg) {
 // scratch holds buffers for the subject and headers of a checksum.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-// checksum covers the subject, the headers and the body. A zero byte, which none of them can contain, precedes each
-// header and the body. The cause is included only if there is one, so that events from before there were causes keep
-// their checksum.
+// checksum covers the subject, the headers and the body. A zero byte, which no subject or header can contain, precedes
+// each header and the body. The cause is included only if there is one, so that events from before there were causes
+// keep their checksum.
 func checksum(subject string, h nats.Header, body []byte) uint32 {
 	parts := scratch.Get().(*[]byte)
 	defer scratch.Put(parts)
@@ -195,7 +195,7 @@ func (m stored) decode(prefix string) (Event, error) {
 	}
 	e.Revision, e.Time = m.Revision, m.Time
 	if e.Op == Barrier {
-		e.Epoch = min(e.Epoch, uint64(e.Revision)) // an epoch is named after its first revision, so it is never higher
+		e.Epoch = min(e.Epoch, uint64(e.Revision)) // an epoch's number is its first revision, never a later one
 		return e, nil
 	}
 	e.Body = bytes.Clone(m.Body) // a part of the message would keep all of the message, with its headers, in memory

@@ -22,7 +22,6 @@
 // specification of custom runtimes requires for a streamed response, and which AWS's runtime for Rust sends. It does
 // not let the process tell the platform that its initialization failed, and it has no form for the events of API
 // Gateway REST. So this package has its own loop, and uses only the library's types of events.
-// Gateway REST. So this package has its own, and takes only the events' types from there.
 package lambda
 
 import (

@@ -32,7 +32,7 @@ func (l *Lifecycle) lacksDefaults(ctx context.Context, view *projection.View, na
 			return false, fmt.Errorf("look at what namespace '%s' has: %w", namespace, err)
 		}
 		_, certificate := d.Object.(*corev1.ConfigMap)
-		if !found || certificate && !bytes.Contains(row.Value, l.config.RootCA) { // if encrypted, the task compares
+		if !found || certificate && !bytes.Contains(row.Value, l.config.RootCA) { // the task decrypts it if needed
 			return true, nil
 		}
 	}

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// onceTries is how often Once runs a task that fails, and how often a task of Run may conflict before it is logged.
+	// onceTries is how often Once runs a task that fails, and how often a task of Run may conflict before that is
+	// logged as a failure.
 	onceTries = 5
 	// onceAgain is how long Once waits after a task's first failure. The wait doubles after each further one.
 	onceAgain = 50 * time.Millisecond

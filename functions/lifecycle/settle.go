@@ -12,11 +12,11 @@ import (
 // settle returns nil if every create that can have seen the owner alive has ended. Otherwise it returns an error that
 // says when they will have ended. The owner is a namespace, a definition or the mark of a quota. A create looks at its
 // owner on the view from which it is appended, and that view is at most kubestore.Staleness old. So a create that saw
-// the owner alive lands within Config.Settle of the owner's end, unless its message was stuck. A caller that must be
-// sure that the owner is empty calls settle first and looks afterwards.
+// the owner alive lands within Config.Settle of the time when the owner began to terminate, unless its message was
+// stuck. A caller that must be sure that the owner is empty calls settle first and looks afterwards.
 //
-// settle compares the log's time with the owner's last change. That change is not before the owner's end: the owner's
-// status is written soon after its end, and never again.
+// settle compares the log's time with the owner's last change. That change is not before the owner began to terminate:
+// the owner's status is written soon after that, and never again.
 func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
 	if l.config.AwaitWriters != nil {
 		return nil, l.config.AwaitWriters(ctx)
