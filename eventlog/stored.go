@@ -30,8 +30,8 @@ type stored struct {
 //
 // The only server of a log is its leader, so a direct get asks the same server. Its answer is the message itself. The
 // other answer is JSON, and to parse that takes longer than to write an event of 1 MB. But the answer to a direct get
-// has the message's own headers, which may contain anything, such as 'Status: 503' for a missing server. So if a direct
-// get is not conclusive, get asks again in JSON.
+// has the message's own headers, which may contain anything, such as 'Status: 503' as if there were no server. So if a
+// direct get is not conclusive, get asks again in JSON.
 func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	told := false
 	if !l.replicated() {

@@ -165,8 +165,8 @@ func row18(t *testing.T, c cell) {
 	plain.expect(added(a), added(b), added(s.create("c", "")))
 	for _, refused := range []string{
 		"?sendInitialEvents=true&resourceVersionMatch=NotOlderThan", // a list, not a watch
-		"?watch=1&resourceVersionMatch=NotOlderThan",                // only a match
-		"?watch=1&sendInitialEvents=true",                           // no match
+		"?watch=1&resourceVersionMatch=NotOlderThan",                // only resourceVersionMatch
+		"?watch=1&sendInitialEvents=true",                           // no resourceVersionMatch
 		"?watch=1&sendInitialEvents=true&resourceVersionMatch=Exact&resourceVersion=" + a.revision(),
 	} {
 		require.Equal(t, "Invalid", s.call(422, "GET", configMaps+refused, "", "")["reason"], refused)

@@ -13,7 +13,7 @@
 //  1. Run reads the state once, to find the tasks of events that came while no lifecycle ran, and then follows the log.
 //  2. Each event names tasks (task.go), for example because a namespace has changed or an object in one is gone.
 //  3. A task waits in a queue (queue.go). Tasks that look at garbage have a queue of their own, because one tenant
-//     could hold up all others. So have tasks that must ask remote servers (remote.go), because one server could do the
+//     could hold up all others. So do tasks that must ask remote servers (remote.go), because one server could do the
 //     same. In each queue, namespaces take turns.
 //  4. The task runs against the API in the same process, with upstream's semantics: finalizers, preconditions, grace
 //     periods, status conditions (namespace.go, definition.go, role.go, apiservice.go, stray.go, garbage.go, quota.go,
