@@ -37,8 +37,8 @@ func (q *question) wait(ctx context.Context) (Bounds, error) {
 	}
 }
 
-// join adds the caller to the next question. Nobody joins a question that was already sent: the log may have answered it
-// before a write that was acknowledged since.
+// join adds the caller to the next question. Nobody joins a question that was already sent: the log may have answered
+// it before a write that was acknowledged since.
 func (l *Log) join() *question {
 	l.mu.Lock()
 	defer l.mu.Unlock()

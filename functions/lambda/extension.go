@@ -26,8 +26,8 @@ func (r *runtime) extend(ctx context.Context) {
 		slog.Warn("the platform will end this process without a word: it takes no extension", "error", err)
 		return
 	}
-	// The platform calls the function only after the extension has asked for its next event. As there are no events, the
-	// platform does not answer until the process ends.
+	// The platform calls the function only after the extension has asked for its next event. As there are no events,
+	// the platform does not answer until the process ends.
 	go func() {
 		response, err := r.ask(ctx, http.MethodGet, "event/next", nil, extensionIDHeader, id)
 		if err == nil {
