@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within the budget, and outlines of those that lists have read. Segments are
-// immutable, so nothing is ever invalidated. It is safe for concurrent use.
+// blockCache keeps decoded blocks within the budget. It also keeps outlines of the blocks that lists have read.
+// Segments are immutable, so no entry is ever invalidated. It is safe for concurrent use.
 type blockCache struct {
 	blocks, outlines *cache.Cache[blockID, *segment.Block]
 	how              through
@@ -26,19 +26,19 @@ func newBlockCache(of *cache.Budget) blockCache {
 	return blockCache{blocks: cache.New[blockID, *segment.Block](of), outlines: cache.New[blockID, *segment.Block](of)}
 }
 
-// through is how blocks are read.
+// through says how a reader uses the caches of blocks.
 type through int
 
 const (
-	// cached is by the cache of blocks.
+	// cached reads through the cache of blocks.
 	cached through = iota
-	// outlines is for who needs no values (View.Outline). It gives the outline of a block if that is kept, and makes it
-	// of each block that is read. The block itself is treated as by once, so that it pushes out no outline.
+	// outlines is for readers that need no values (View.Outline). A block's outline is served if it is kept; otherwise
+	// it is made of the block that was read. The block itself is treated as by once, so that it pushes out no outline.
 	outlines
-	// once is for who needs values a single time (View.ScanOnce). What is read is kept where there is room for it. To
-	// read it again does not make it worth more: what was made of it is kept.
+	// once is for readers that need values a single time (View.ScanOnce). A block that was read is kept if there is
+	// room. Reading it again does not raise its rank in the cache, because the caller keeps what it made of the block.
 	once
-	// past is past all caches, for who reads everything once.
+	// past bypasses all caches. It is for readers that read everything once.
 	past
 )
 
@@ -78,7 +78,7 @@ func (c blockCache) keepOutline(id blockID, b *segment.Block) {
 	c.outlines.Add(id, ownerOf(b), o, int64(o.Bytes))
 }
 
-// outlineOf is the block without bodies, and without what of a row is long and in no list: who asked for it, and how.
+// outlineOf returns the block without bodies, and without the long fields that no list shows: request id and author.
 func outlineOf(b *segment.Block) *segment.Block {
 	o := &segment.Block{Entries: slices.Clone(b.Entries)}
 	var decoder recordDecoder
@@ -87,7 +87,7 @@ func outlineOf(b *segment.Block) *segment.Block {
 	keys := 0
 	for i, e := range o.Entries {
 		keys += len(e.Key)
-		if r, err := decoder.brief(e); err == nil { // else who reads it meets the error
+		if r, err := decoder.brief(e); err == nil { // else the reader of the entry gets the error
 			o.Entries[i].Omitted = len(r.Body)
 			r.RequestID, r.Author = "", eventlog.Author{}
 			values = appendRecord(values, r, nil)
@@ -96,7 +96,7 @@ func outlineOf(b *segment.Block) *segment.Block {
 		}
 		ends[i] = len(values)
 	}
-	values = bytes.Clone(values) // what it has grown to in vain is in no budget
+	values = bytes.Clone(values) // the unused capacity would be in no budget
 	start := 0
 	for i, end := range ends {
 		o.Entries[i].Value = values[start:end:end]
@@ -106,8 +106,8 @@ func outlineOf(b *segment.Block) *segment.Block {
 	return o
 }
 
-// ownerOf is the cluster and namespace of a block's first row; its neighbours mostly have the same. For a block of
-// events, which mixes all, it is empty.
+// ownerOf is the cluster and namespace of a block's first row; most of the block's other rows have the same. It is
+// empty for a block of events, which mixes namespaces.
 func ownerOf(b *segment.Block) string {
 	if len(b.Entries) == 0 {
 		return ""

@@ -13,20 +13,22 @@ import (
 )
 
 const (
-	// behindEvents and behindBytes: a view that is further behind reads the root before the tail.
+	// behindEvents and behindBytes: a view that is further behind than this reads the root before the tail.
 	behindEvents = 2000
 	behindBytes  = 2 << 20
-	// longEvents and longBytes: each time so much has come since the root was read, it is read again, to cut the tail.
+	// longEvents and longBytes: when the events since the last read of the root exceed these, the root is read again to
+	// shorten the tail.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// readBytes is how much of the tail is read before it is published, gatherBytes how much of it one commit folds.
+	// readBytes is how much of the tail is read before it is published, gatherBytes how much of the tail one commit
+	// folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds the reads that one call makes in vain, because the log was purged or grew long meanwhile.
+	// catchUpSteps bounds the reads of one call that lead nowhere, because the log was purged or grew meanwhile.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
-	// spareTime bounds a reading of the root that a request could do without.
+	// spareTime bounds a read of the root that a request can do without.
 	spareTime = time.Second
 )
 
@@ -34,7 +36,7 @@ const (
 // calls share one question to the log and one read of the tail.
 //
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
-// time commits once. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
+// time commits once, within 5 s (relieve). Config.ReadOnly forbids it.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	v, err := p.catchUp(ctx, func(*View) bool { return false })
 	if err != nil {
@@ -55,8 +57,8 @@ func (p *Projection) known() Revision {
 	return 0
 }
 
-// head asks the log for its bounds. A head below a revision that is known means that the log went back. It is asked for
-// once more, so that one stray answer does not stop a process.
+// head asks the log for its bounds. A head below the known revision means that the log went back. Then head asks once
+// more, so that one stray answer does not stop the process.
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
 		b, err = p.config.Log.Head(ctx)
@@ -67,10 +69,10 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
 }
 
-// gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most. So a
+// gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most, so a
 // projector that was away for long does not hold all of the tail.
 //
-// For a fence, a view of what comes before an event that cannot be read is enough.
+// For a fence, a view of the events before an unreadable one is enough.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
 	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
 	if before := p.view.Load(); p.givesUp.Load() && before != nil && errors.Is(err, eventlog.ErrNowhere) {
@@ -79,7 +81,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 	return v, err
 }
 
-// catchUp returns a view that is not older than the log's head, or is enough. One caller reads for all who wait.
+// catchUp returns a view that is not older than the log's head, or that satisfies enough. One caller reads for all that
+// wait.
 func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -109,14 +112,14 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 			return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
 		}
 		if before != nil && p.view.Load().Revision() > before.Revision() {
-			steps = 0 // only steps that lead nowhere are counted
+			steps = 0 // only steps without progress are counted
 		}
 	}
 	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
 }
 
-// reached returns the current view, with the bounds' first revision, if it is not older than the bounds and is proven
-// on this connection; else nil.
+// reached returns the current view, with the bounds' first revision, if the view is not older than the bounds and is
+// proven on this connection; else nil.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
 	if v == nil || v.Revision() < bounds.Head || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
@@ -136,7 +139,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	return v
 }
 
-// step makes one read towards the bounds: of the root, or of a piece of the tail. It returns the bounds to go on with.
+// step makes one read towards the bounds: the root, or a piece of the tail. It returns the bounds for the next step.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
 	switch {
@@ -163,8 +166,8 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	return bounds, p.fail(err)
 }
 
-// behind reports whether the root should be read before the tail, although the tail would do: much has come since it
-// was read last. For one head it says so only once, as the root may have nothing newer.
+// behind reports whether the root should be read before the tail because much has come since the last read of the root.
+// It says so only once for each head, as the root may have nothing newer.
 func (v *View) behind(bounds eventlog.Bounds) bool {
 	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
@@ -177,7 +180,8 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 }
 
 // stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
-// if one that is read afterwards ends before the log begins, there is a hole. An earlier one proves nothing.
+// there is a hole if a root that is read after the bounds ends before the log begins. A root that was read earlier
+// proves nothing.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
@@ -189,7 +193,8 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	}
 	p.config.Log.See(snap.root.Applied)
 	if snap.root.Applied > bounds.Head {
-		// The head was learned before the root was read. One that is learned now may not be older.
+		// The head was learned before the root was read. A head that is learned now must not be below the root's
+		// revision.
 		if _, err := p.head(ctx, snap.root.Applied); err != nil {
 			return err
 		}
@@ -203,7 +208,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	return nil
 }
 
-// reload reads the root and publishes a view on it, if it is newer than the one at hand.
+// reload reads the root, and publishes a view on it if it is newer than the current view's root.
 func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 	known := p.known()
 	snap, err := p.readRoot(ctx)
@@ -218,7 +223,7 @@ var errEnough = errors.New("enough of the tail")
 
 // readTail reads the events after the view's revision: up to the head, or some megabytes of them. It reads less if the
 // root may have more, so that a function far behind does not read what a snapshot holds. It never ends inside a batch.
-// It begins with the last event that is known, if the log still has that, to compare it (invariant 9).
+// It begins with the last known event, if the log still has that event, to compare it (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.at.Revision
 	if after > 0 && bounds.First <= after {
@@ -236,7 +241,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
-		if e.Revision <= v.tail.at.Revision { // known, and read to be compared: alone it would lead nowhere
+		if e.Revision <= v.tail.at.Revision { // known, and read only for the comparison: no progress
 			return nil
 		}
 		bytes += len(e.Body)
@@ -245,7 +250,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		return nil
 	})
-	if errors.Is(err, eventlog.ErrNowhere) { // the next read meets it again, and has nothing before it
+	if errors.Is(err, eventlog.ErrNowhere) { // the next read finds the bad event again, and returns the error
 		for len(events) > 0 && events[len(events)-1].Left > 0 {
 			events = events[:len(events)-1]
 		}
@@ -259,9 +264,9 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	return events, nil
 }
 
-// append publishes a view with the events. They must be contiguous and end with a batch. Those that are known already
-// are compared, where they are remembered: if the last one is among them, the view is proven on the connection that
-// they came on. Events that do not follow the view are ignored.
+// append publishes a view with the events, which must be contiguous and end with a batch. Events that the view already
+// has are compared with what it remembers of them. If the view's last event is among them, the view is proven on the
+// connection 'on', from which the events came. Events that do not follow the view are ignored.
 func (p *Projection) append(events []eventlog.Event, on uint64) error {
 	_, err := p.publish(func(v *View) (*View, error) {
 		t, proven := v.tail, v.proven
@@ -286,7 +291,7 @@ func (p *Projection) append(events []eventlog.Event, on uint64) error {
 	return err
 }
 
-// compare is ErrDiverged if the event at a position that the tail remembers was another one.
+// compare returns ErrDiverged if the tail remembers another event at this revision.
 func (t *tail) compare(now eventlog.Position) error {
 	if now.Revision == t.at.Revision {
 		return t.at.Compare(now)
@@ -297,10 +302,11 @@ func (t *tail) compare(now eventlog.Position) error {
 	return nil
 }
 
-// install publishes a view on the snapshot if that is newer. known is the newest revision from before it was read.
+// install publishes a view on the snapshot if the snapshot is newer. known is the newest revision that was known before
+// the root was read.
 func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision) error {
 	if v := p.view.Load(); v != nil && v.tail.at.Revision > 0 && v.tail.at.Revision < snap.root.Applied {
-		// If the log has another event where the view ends, what the root has applied is not what comes after the view.
+		// If the log has another event where the view ends, the root's events do not continue the view.
 		e, err := p.config.Log.EventAt(ctx, v.tail.at.Revision)
 		if err == nil {
 			err = v.tail.compare(e.Position())
@@ -313,7 +319,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 		return err
 	}
 	_, err := p.publish(func(v *View) (*View, error) {
-		if v == nil { // the first root decides in which epoch this process lives
+		if v == nil { // the first root decides the epoch of this process
 			p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
 			first := viewOf(snap)
 			first.rootRead, first.again = known, p.renew
@@ -342,8 +348,8 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 	return err
 }
 
-// publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision. An
-// error of change is final.
+// publish replaces the current view, accounts for its tail in the budget, and wakes those that wait for a newer
+// revision. It passes an error of change to fail.
 func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -368,11 +374,11 @@ func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	return next, nil
 }
 
-// Learn adds a batch that the caller has read from the log for its own purposes, so that the next view need not read
-// it. A batch that does not follow the newest view is ignored.
+// Learn adds a batch that the caller has read from the log for its own purposes, so that the next view need not read it
+// again. A batch that does not follow the newest view is ignored.
 func (p *Projection) Learn(b eventlog.Batch) {
 	if v := p.view.Load(); v != nil && p.failed() == nil {
-		_ = p.append(b, v.proven) // a log that went back is remembered and returned by the next call
+		_ = p.append(b, v.proven) // fail remembers that the log went back, and the next call returns it
 	}
 }
 
@@ -406,14 +412,14 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 }
 
-// Follow calls yield with a newer view whenever there is one, until ctx ends or yield fails, and returns why. It begins
-// with the first view that is newer than the revision. It may leave out views, but never the newest. All who follow a
-// projection, or wait for a revision, share one reader of the log. There must have been a view before.
+// Follow calls yield with a newer view whenever there is one. It returns the reason when ctx ends or yield fails. The
+// first view that it yields is newer than the revision. It may leave out views, but never the newest. All callers that
+// follow a projection, or wait for a revision, share one reader of the log. The projection must have had a view before.
 func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*View) error) error {
 	return p.follow(ctx, after, func(_ context.Context, v *View) error { return yield(v) })
 }
 
-// follow is Follow with a context for yield that ends once the log cannot be read any more.
+// follow is Follow, with a context for yield that ends when the log can no longer be read.
 func (p *Projection) follow(ctx context.Context, after Revision, yield func(context.Context, *View) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.readLog(ctx) })
@@ -429,7 +435,7 @@ func (p *Projection) follow(ctx context.Context, after Revision, yield func(cont
 			}
 			select {
 			case <-v.superseded:
-			case <-p.failing: // whoever found it out: the log may bring no event for long
+			case <-p.failing: // another caller found the failure; the log may bring no event for long
 				return p.failed()
 			case <-ctx.Done():
 				return ctx.Err()
@@ -440,7 +446,7 @@ func (p *Projection) follow(ctx context.Context, after Revision, yield func(cont
 }
 
 // readLog learns every event as it comes, if nobody else does, until ctx ends. If events leave the log before they are
-// seen, a root covers them (invariant 5), and it goes on from there.
+// seen, a root covers them (invariant 5), and readLog continues from that root.
 func (p *Projection) readLog(ctx context.Context) error {
 	if err := p.following.enter(ctx); err != nil {
 		return err

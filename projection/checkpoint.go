@@ -16,15 +16,15 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// CheckpointRule keeps one root of every stretch of log time, for as long as Keep says.
+// CheckpointRule keeps one root for each stretch of log time of length Every. Each is kept for the time Keep.
 type CheckpointRule struct{ Every, Keep time.Duration }
 
-// DefaultCheckpoints is a root of every hour for a day, and of every day for a month.
+// DefaultCheckpoints keeps hourly roots for a day, and daily roots for a month.
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
 // checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. As long as the
-// newest root lists the checkpoint, nothing that the copy names is garbage. It names no event segment that ends at or
-// below its own floor: else it would keep the archive for as long again as History says.
+// newest root lists the checkpoint, nothing that the copy names is garbage. The copy names no event segment that ends
+// at or below its own floor. Otherwise the checkpoint would keep archived events for another History period.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -32,8 +32,8 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is how many checkpoints an archive has at least: one an hour in a week. Most revisions are read from a
-// checkpoint that reaches back to them, any other by folding events onto the one before.
+// archiveParts is the least number of checkpoints of an archive: one an hour in a week. Most revisions are read from a
+// checkpoint whose window reaches back to them. Any other is read by folding events onto the checkpoint before it.
 const archiveParts = 168
 
 // rules are the configured rules and the archive's own.
@@ -44,9 +44,9 @@ func (c *Config) rules() []CheckpointRule {
 	return append(slices.Clone(c.Checkpoints), CheckpointRule{Every: c.History / archiveParts, Keep: c.History})
 }
 
-// checkpoint writes a copy of the draft if a rule wants one, and lists it. It forgets the checkpoints that no rule
-// wants any more; they become garbage. If the draft does not win, its copy is garbage too, and its name is never used
-// again.
+// checkpoint writes a copy of the draft if a rule wants one, and lists it. It takes the checkpoints that no rule wants
+// any more off the list, so that they become garbage. If the draft does not win, its copy is garbage too, and the
+// copy's name is never used again.
 func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	rules := p.config.rules()
 	if len(rules) == 0 {
@@ -66,8 +66,9 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root, and leaves out the archive. With an error too it returns the name. That has
-// a sum of the content, by which another cell's checkpoint in its place is noticed. The nonce makes both unique.
+// writeCheckpoint writes a copy of a root without the archive. With an error too it returns the name. The name contains
+// a sum of the content, so that another cell's checkpoint in its place is noticed. The nonce makes content and name
+// unique.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints, copied.Nonce = nil, []byte(rand.Text())
@@ -94,8 +95,8 @@ func due(ascending []checkpoint, clock int64, rules []CheckpointRule) bool {
 
 func (r CheckpointRule) stretch(nanos int64) int64 { return nanos / max(1, int64(r.Every)) }
 
-// bases are the revisions of the checkpoints onto which archived events are folded: the archive's, and those from which
-// on something that was trimmed has a past.
+// bases are the revisions of the checkpoints onto which archived events are folded: the archive's base, and the bases
+// from which trimmed objects have a past.
 func (r *root) bases() []Revision {
 	bases := []Revision{r.archiveBase()}
 	for _, t := range r.Trimmed {
@@ -104,7 +105,7 @@ func (r *root) bases() []Revision {
 	return bases
 }
 
-// kept are the checkpoints that some rule keeps, each the first of its stretch, and the bases.
+// kept are the checkpoints to keep: the bases, and the first of each stretch while its rule keeps it.
 func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []Revision) (out []checkpoint) {
 	for i, c := range ascending {
 		wanted := slices.Contains(bases, c.Revision)
@@ -119,8 +120,8 @@ func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []R
 	return out
 }
 
-// checkpointed reads a checkpoint. ErrNotFound says that it is lost, ErrDamaged and ErrNewer that it cannot be read as
-// it is.
+// checkpointed reads a checkpoint. ErrNotFound says that it is lost, ErrDamaged and ErrNewer that this process cannot
+// read its content.
 func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, error) {
 	body, _, err := p.config.Bucket.Get(ctx, c.Key)
 	if err != nil {
@@ -132,7 +133,7 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	case err != nil:
 	case r.Applied != c.Revision:
 		err = fmt.Errorf("it is of revision %d, not %d", r.Applied, c.Revision)
-	case len(sum) == len(checkpointSum(nil)) && sum != checkpointSum(body): // earlier versions named it at random
+	case len(sum) == len(checkpointSum(nil)) && sum != checkpointSum(body): // earlier versions chose the name at random
 		err = errors.New("it is another one, maybe of another cell")
 	}
 	if err != nil && !errors.Is(err, ErrNewer) {
@@ -145,8 +146,8 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	return r, nil
 }
 
-// DropCheckpoint takes a checkpoint off the root's list, at an operator's word: it is damaged, or something that it
-// names is. The moments that need it cannot be read any more. What it alone names is garbage then.
+// DropCheckpoint takes a checkpoint off the root's list at an operator's request, because it or an object that it names
+// is damaged. The moments that need it can no longer be read. The objects that only it names become garbage.
 func (p *Projection) DropCheckpoint(ctx context.Context, key string) error {
 	listed := false
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
@@ -165,7 +166,7 @@ func (p *Projection) DropCheckpoint(ctx context.Context, key string) error {
 	return nil
 }
 
-// drop takes those of the checkpoints off the list that are there, and returns them.
+// drop takes the checkpoints with these keys off the list, and returns the keys that were on it.
 func (r *root) drop(keys []string) (dropped []string) {
 	r.Checkpoints = slices.DeleteFunc(slices.Clone(r.Checkpoints), func(c checkpoint) bool {
 		found := slices.Contains(keys, c.Key)
@@ -180,15 +181,15 @@ func (r *root) drop(keys []string) (dropped []string) {
 // needs says which objects a root and its checkpoints name.
 type needs struct {
 	named map[string]bool
-	// lost are the keys of checkpoints that are not there: nobody needs what they named.
+	// lost are the keys of checkpoints that are not in the bucket: nobody needs what they named.
 	lost []string
-	// damaged says which checkpoints and pages cannot be read. They stay, since a reader may be at fault, or be too
-	// old. They may name any segment up to the last revision of the newest of them.
+	// damaged says which checkpoints and pages cannot be read. They stay, since this reader may be at fault, or too
+	// old. They may name any segment up to the last revision of the newest of them, which is upto.
 	damaged []error
 	upto    Revision
 }
 
-// cannotRead says of the error of an object that this process cannot read it as it is.
+// cannotRead reports whether the error says that an object is there, but this process cannot read its content.
 func cannotRead(err error) bool { return errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer) }
 
 func (n *needs) has(key string) bool {
@@ -200,7 +201,7 @@ func (n *needs) has(key string) bool {
 	return err == nil && last <= n.upto
 }
 
-// needed says what the root, its pages and its checkpoints name, without the older checkpoints.
+// needed says what the root, its pages and its checkpoints name. It does not read the checkpoints in older.
 func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*needs, error) {
 	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
@@ -243,8 +244,8 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 	return n, nil
 }
 
-// pastSnapshot is the snapshot of a checkpoint, which never changes. The segments that it has opened stay open for as
-// long as it is kept.
+// pastSnapshot is the snapshot of a checkpoint. It never changes. Segments that it has opened stay open while it is
+// kept.
 func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot, error) {
 	if known, ok := p.pasts.Get(c.Key); ok {
 		return known, nil

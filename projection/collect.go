@@ -12,15 +12,16 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Collect deletes what no root names and what is older than the grace period by the bucket's own clock, as far as this
-// process's clock has come too. It returns how many objects it deleted. With nothing to delete it writes nothing.
-//
-//  1. List the bucket. What the root does not name, and is a grace period older than the newest object, is a candidate.
-//     A commit in flight may still mean to name it, though.
+// Collect deletes the objects that no root names and that are older than the grace period. Ages are by the bucket's own
+// clock, which counts only as far as this process's clock has come. Collect returns how many objects it deleted. With
+// nothing to delete it writes nothing.
+//  1. List the bucket. An object is a candidate if the root does not name it and it is a grace period older than the
+//     newest object. A commit in flight may still be about to name it.
 //  2. Swap the root for one of the next generation. Every commit that began before loses its swap, and starts again
-//     with new names. The root no longer lists checkpoints that are lost: nobody can ever read them. A crash after this
-//     leaves the garbage for the next time.
-//  3. Delete the candidates that the new root does not name. A crash in the middle leaves the rest for the next time.
+//     with new names. The new root no longer lists lost checkpoints, which nobody can ever read. A crash after this
+//     stage leaves the garbage for the next collection.
+//  3. Delete the candidates that the new root does not name. A crash in the middle leaves the rest for the next
+//     collection.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
 	candidates, lost, err := p.garbage(ctx, grace)
 	if err != nil {
@@ -43,7 +44,7 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	for _, key := range dropped {
 		slog.ErrorContext(ctx, "a checkpoint is not in the bucket any more and was dropped: the moments that need it cannot be read", "key", key)
 	}
-	deleted, err = p.deleteUnnamed(ctx, v.snap.root, candidates, nil) // some were committed between the list and the swap
+	deleted, err = p.deleteUnnamed(ctx, v.snap.root, candidates, nil) // some candidates were committed after the list
 	collectedObjects.Add(float64(deleted))
 	if err != nil {
 		return deleted, fmt.Errorf("collect garbage: %w", err)
@@ -51,8 +52,8 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	return deleted, nil
 }
 
-// deleteUnnamed deletes those objects that the root does not need, and returns how many. They are younger than the
-// older checkpoints, which therefore are not asked.
+// deleteUnnamed deletes the objects that the root does not need, and returns how many. The objects are younger than the
+// checkpoints in older, so these are not read.
 func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string, older []checkpoint) (deleted int, err error) {
 	needed, err := p.needed(ctx, r, older)
 	if err != nil {
@@ -74,14 +75,14 @@ func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string, 
 var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true, "pages": true}
 
 // garbage lists the objects that the root does not need and that are older than the grace period, and the checkpoints
-// that are lost. The root is read after the list, so it names what was committed meanwhile.
+// that are lost. The root is read after the list, so it names the objects that were committed in between.
 func (p *Projection) garbage(ctx context.Context, grace time.Duration) (candidates, lost []string, err error) {
 	var listed []bucket.Attributes
 	var newest int64
 	err = p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
 		newest = max(newest, a.Modified.UnixNano())
 		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, p.config.Prefix+"/"), "/")
-		if collected[folder] { // whatever else is there is not ours
+		if collected[folder] { // other folders are not ours
 			listed = append(listed, a)
 		}
 		return nil
@@ -104,7 +105,7 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) (candidat
 	for _, problem := range needed.damaged {
 		slog.ErrorContext(ctx, "a checkpoint cannot be read, and what it may name is not collected", "error", problem)
 	}
-	if now := time.Now(); newest > now.Add(skew).UnixNano() { // one object's time is wrong, or this process's clock
+	if now := time.Now(); newest > now.Add(skew).UnixNano() { // one object's time is wrong, or this process's clock is
 		newest = now.UnixNano()
 	}
 	for _, a := range listed {

@@ -14,17 +14,18 @@ import (
 )
 
 const (
-	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
+	// spillBytes is how many raw bytes of events go into one pair of segments, when one commit has more than that.
 	spillBytes = 16 << 20
-	// quietBarriers are worth a commit by themselves. With fewer, a cell that is only read writes no root.
+	// quietBarriers is how many barriers are worth a commit by themselves. With fewer, a cell that is only read writes
+	// no root.
 	quietBarriers = 1000
-	// maxInflation is how many times larger than InlineBytes the inline bodies may be, which every reader of the root
-	// holds. Without it, bodies that compress to nothing would stay inline for good.
+	// maxInflation bounds the decompressed inline bodies, which every reader of the root holds, to maxInflation times
+	// InlineBytes. Without it, bodies that compress to almost nothing would stay inline for good.
 	maxInflation = 16
 )
 
-// Commit folds the events after the root's applied revision into a new root, and returns the revision that is applied
-// then. It is no error to lose to another projector. A commit that has nothing to add writes nothing, and a few
+// Commit folds the events after the root's applied revision into a new root, and returns the revision that is then
+// applied. Losing to another projector is not an error. A commit that has nothing to add writes nothing, and a few
 // barriers alone count as nothing.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	for more := true; more; {
@@ -34,7 +35,7 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 		}
 		applied = v.Applied()
 
-		// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle,
+		// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before or during this stage
 		//    leaves events in the log that nobody needs. The next Commit purges them.
 		if err := p.purge(ctx, v); err != nil {
 			return applied, fmt.Errorf("commit: revision %d is applied, but: %w", applied, err)
@@ -43,8 +44,8 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	return applied, nil
 }
 
-// Found makes a cell's first root, before its log has events, and says whether there was none. A log with events and a
-// bucket without a root are not of one cell: that is ErrNoRoot. If they were made one, two cells would purge that log.
+// Found makes a cell's first root, before its log has events, and says whether it did. A log with events and a bucket
+// without a root do not belong to one cell: that is ErrNoRoot. If Found joined them, two cells would purge that log.
 func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		made = v.snap.etag == ""
@@ -65,47 +66,50 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	return made, nil
 }
 
-// commit is one commit up to its new root, from top to bottom. What only projectors may do is left to Commit: to purge.
-// more says that there were too many events for one.
+// commit makes one commit up to its new root, from top to bottom. Purging, which only projectors may do, is left to
+// Commit. more says that there were too many events for one commit.
 //
-// Stages 2 to 6 make a draft, which nobody sees before stage 7. If somebody else swaps the root first, or nothing was
-// written yet when one of them fails, swap begins again with stage 1, ten times at most. Any other failure of theirs
-// ends the commit, as does an error that would recur. What they have written, under names that are never used again, is
-// discarded, and Collect deletes what is left. If stage 7 fails, it alone is done again, by the next commit too.
+// Stages 2 to 6 make a draft, which nobody sees before stage 7.
+//
+//   - swap begins again with stage 1, ten times at most, if somebody else swaps the root first, or if one of the stages
+//     2 to 6 fails before anything was written.
+//   - Any other failure of these stages ends the commit, as does an error that would recur. The objects that they have
+//     written, under names that are never used again, are discarded, and Collect deletes the rest.
+//   - If stage 7 fails, only stage 7 is tried again, also by the next commit.
 func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
-		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all
-		//    the same, which stage 7 finds out.
+		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may still be an old one;
+		//    stage 7 finds that out.
 		goal = cmp.Or(goal, v.Revision())
 		more = v.tail.bytes >= gatherBytes
-		if v.Applied() >= goal || !v.dirty() { // somebody else has done it, or there is nothing to do
+		if v.Applied() >= goal || !v.dirty() { // another projector has committed it, or there is nothing to commit
 			return nil, nil
 		}
 		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap makes (put in
-		//    swap.go). This is the commit point: the root changes as a whole or not at all, and only if it is still
-		//    the one that the view has.
+		//    swap.go). This is the commit point. The root is replaced whole or not at all, and only if it is still the
+		//    view's root.
 		return p.advance(ctx, v)
 	})
 	return v, more, err
 }
 
-// advance makes the draft that has all of the view. With an error too it returns the draft.
+// advance makes the draft that contains everything in the view. With an error too it returns the draft.
 func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	next := v.snap.draft()
 
 	// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash
-	//    here leaves the old root and the log, as if nothing had begun.
+	//    here changes neither root nor log.
 	records, err := v.foldTail(ctx, next)
 	if err != nil {
 		return next, err
 	}
 
-	// 3. Let time pass: clock, floor and purge point follow the log time of the events, as far as this process's clock
-	//    has come too. Nothing is written, and nothing is purged before stage 8.
+	// 3. Let time pass: clock, floor and purge point follow the log time of the events, but no further than this
+	//    process's clock. Nothing is written, and nothing is purged before stage 8.
 	p.age(next.root, time.Now())
 
-	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments without a root.
+	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root names.
 	if err := p.spill(ctx, next, records); err != nil {
 		return next, err
 	}
@@ -116,7 +120,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 		return next, err
 	}
 
-	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves one without a root.
+	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves it without a root.
 	return next, p.writeIndex(ctx, next)
 }
 
@@ -125,7 +129,7 @@ func (v *View) dirty() bool {
 	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
 }
 
-// foldTail applies the tail to the draft, and returns all records that no segment has: the root's own and the tail's.
+// foldTail applies the tail to the draft. It returns all records that no segment has: the root's own and the tail's.
 func (v *View) foldTail(ctx context.Context, next *draft) ([]*record, error) {
 	records := slices.Grow(slices.Clone(v.snap.records), len(v.tail.records))
 	for _, r := range v.tail.records {
@@ -159,8 +163,8 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	return &c, err
 }
 
-// appendRun appends a record that follows the applied revision. Its span also counts the barriers since then. A run of
-// barriers at the end of the list is joined to it, so that barriers alone never make the list longer.
+// appendRun appends a record that follows the applied revision. Its span also counts the barriers since then. Barriers
+// at the end of the list are merged into it, so that barriers alone never make the list longer.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
 	last := len(records) - 1
@@ -171,8 +175,8 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 	return append(records, r)
 }
 
-// spill puts the records where readers of the draft find them: inline in the root if they are few, else into segments.
-// Very many go into several pairs of segments, and the last of them may still be inline.
+// spill puts the records where readers of the draft find them: inline in the root if they are few, else in segments.
+// Very many records go into several pairs of segments, and the last portion may still be inline.
 func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
 	next.Inline, next.records = nil, nil
 	for len(records) > 0 {
@@ -203,8 +207,8 @@ func portion(records []*record) (n, bodies int) {
 	return n, bodies
 }
 
-// writeSegments writes the records to two segments and lists them in the draft. One is ordered by revision, and is
-// given as a finished file. The other is ordered by key.
+// writeSegments writes the records to two segments and lists them in the draft. The one ordered by revision is given as
+// a finished file. The other is ordered by key.
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)

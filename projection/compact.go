@@ -19,28 +19,28 @@ const (
 	runsPerLevel = 8
 	// baseLevel is the level of the base.
 	baseLevel = 9
-	// partBytes is how many bytes a part of a run has before it is cut at the next key, and 5/4 of them before it is
-	// cut between two versions of a key. So what a compaction holds, and one PUT of it, is bounded.
+	// partBytes is the size at which a part of a run is cut at the next key. At 5/4 of it the part is cut between two
+	// versions of a key. So a compaction holds a bounded number of bytes, and its PUTs are bounded.
 	partBytes = 8 << 20
 	// baseShare: the runs above the base are merged into it once they have 1/baseShare of its bytes.
 	baseShare = 4
-	// manyEvents is how many event segments a root lists before neighbours among them are joined, and the oldest half
-	// go to a page if there are none to be joined. A small cell goes without either.
+	// manyEvents is how many event segments a root lists before neighbours among them are joined. If none can be
+	// joined, the oldest half moves to a page. A small cell needs neither.
 	manyEvents = 512
 	// joinAtLeast segments make one of at most joinedBytes.
 	joinAtLeast = 16
 	joinedBytes = 8 << 20
 )
 
-// errOvertaken is wrapped when another projector has compacted a compaction's inputs, or collected its outputs,
-// meanwhile. What the compaction wrote is garbage.
+// errOvertaken is wrapped when another projector has meanwhile compacted a compaction's inputs or collected its
+// outputs. What the compaction wrote is garbage.
 var errOvertaken = errors.New("another projector compacted or collected meanwhile")
 
-// merge is one compaction: runs that lie next to each other become one.
+// merge is one compaction: adjacent runs become one.
 type merge struct {
 	inputs []run
 	level  uint8
-	// events: the inputs are event segments, of which one is made that has all of theirs.
+	// events says that the inputs are event segments, whose events are joined into one segment.
 	events bool
 	// floor and purge say what may be dropped: only what was below them when the compaction began.
 	floor, purge Revision
@@ -49,11 +49,11 @@ type merge struct {
 }
 
 // Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
-// of processes. Its outcome is committed onto whatever root there is then, as long as that still lists its inputs.
-// Otherwise its work is lost, which is no error.
+// of processes. It commits its outcome onto the root that is then in the bucket, if that root still lists its inputs.
+// Otherwise its work is lost, which is not an error.
 //
 // If garbage was collected since it began, its outputs may have been taken for garbage. Then it writes them again under
-// new names. If a run is broken, that is an error, and others are merged all the same.
+// new names. A broken run is an error, but other runs are merged all the same.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v, err := p.atHand(ctx)
 	if err != nil {
@@ -64,7 +64,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	done, err := v.compact(ctx, m)
-	if err != nil && p.isBroken(slices.Concat(m.inputs...)) { // it was not when they were chosen
+	if err != nil && p.isBroken(slices.Concat(m.inputs...)) { // it was not broken when it was chosen
 		var others error
 		done, others = p.Compact(ctx)
 		err = errors.Join(err, others)
@@ -72,7 +72,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	return done, err
 }
 
-// brokenTime is how long compactions go round a segment that they could not read, before they try it again.
+// brokenTime is how long compactions avoid a segment that they could not read, before they try it again.
 const brokenTime = 10 * time.Minute
 
 // isBroken reports whether one of the parts is broken: lost, or damaged.
@@ -83,7 +83,7 @@ func (p *Projection) isBroken(parts run) bool {
 	})
 }
 
-// atHand is the newest view that this process has. An old one is found out by the swap.
+// atHand is the newest view that this process has. If it is old, the swap finds that out.
 func (p *Projection) atHand(ctx context.Context) (*View, error) {
 	if v := p.view.Load(); v != nil {
 		return v, nil
@@ -91,7 +91,7 @@ func (p *Projection) atHand(ctx context.Context) (*View, error) {
 	return p.gather(ctx)
 }
 
-// compact does a compaction, and reports whether it did. It is no error that another projector was faster.
+// compact does a compaction, and reports whether it did. Losing to another projector is not an error.
 func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
 	out, err := v.p.merge(ctx, m)
 	if err == nil {
@@ -100,7 +100,7 @@ func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
 	if err != nil && v.p.undecided.Load() == nil {
 		v.p.discard(ctx, out.made, v.snap.root)
 	}
-	if errors.Is(err, bucket.ErrNotFound) { // an input was collected, unless the newest root still names it: then it is lost
+	if errors.Is(err, bucket.ErrNotFound) { // an input was collected; if the newest root still names it, it is lost
 		renewed, again := v.again(ctx, v)
 		if again == nil {
 			_, _, again = m.position(renewed.snap.root)
@@ -121,11 +121,12 @@ func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
 	return false, fmt.Errorf("compact: %w", err)
 }
 
-// choose picks the next compaction of a view's snapshot, nil for none.
+// choose picks the next compaction of a view's snapshot; nil if there is none.
 func (v *View) choose() *merge {
 	upper, base := splitBase(v.snap.runs)
 	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation, forgets: v.snap.root.Forgets}
-	// A tombstone must outlive its event. As long as the log has the event, writers must know it as the key's last one.
+	// A tombstone must outlive its event. As long as the log has the event, writers must know it as the key's last
+	// event.
 	if v.first > 0 {
 		m.purge = min(v.snap.root.Purge, v.first-1)
 	}
@@ -153,7 +154,8 @@ func (v *View) choose() *merge {
 	return nil
 }
 
-// neighbours are event segments to be joined, nil for none. They are of the archive: only requests of the past read it.
+// neighbours picks adjacent event segments to be joined; nil if there are none. They belong to the archive, which only
+// requests of the past read.
 func (v *View) neighbours() *merge {
 	if len(v.snap.events) < v.p.manyEvents {
 		return nil
@@ -163,7 +165,7 @@ func (v *View) neighbours() *merge {
 		if part.ref.MaxRevision > v.Floor() || len(picked) >= joinAtLeast {
 			break
 		}
-		// It stays as it is, between those before it and after it.
+		// A large or broken segment stays as it is, between its neighbours.
 		large := part.ref.Size > joinedBytes/2 || v.p.isBroken(run{part})
 		if large || picked.bytes()+part.ref.Size > joinedBytes {
 			picked = nil
@@ -190,7 +192,7 @@ func (p *Projection) joinEvents(ctx context.Context) (bool, error) {
 	return p.pageEvents(ctx, v)
 }
 
-// splitBase takes the base off, nil if there is none. It is always the last run.
+// splitBase splits off the base, which is always the last run. base is nil if there is none.
 func splitBase(runs []run) (upper []run, base run) {
 	last := len(runs) - 1
 	if last < 0 || runs[last].level() != baseLevel {
@@ -208,8 +210,8 @@ func (r run) bytes() (n int64) {
 	return n
 }
 
-// merge writes the outputs. A part of the base stays as it is if nothing new lies between its keys. With an error too
-// it returns what it has made.
+// merge writes the outputs. A part of the base stays as it is if no newer version lies between its keys. With an error
+// too merge returns the output so far.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)
@@ -222,7 +224,8 @@ func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 		}
 		heads = append(heads, h)
 	}
-	// The base's parts cut the keys into ranges; those that share a key are of one. Without a base there is one range.
+	// The base's parts divide the keys into ranges; parts that share a key are in one range. Without a base there is
+	// one.
 	for {
 		below, end := base, ""
 		for i := 1; i < len(base) && end == ""; i++ {
@@ -248,7 +251,7 @@ type output struct {
 	p      *Projection
 	merge  *merge
 	writer *segment.Writer
-	last   string // the key that was written last
+	last   string // the key of the last version written
 	refs   []segmentRef
 	// footers of the segments that were written.
 	footers []footer
@@ -256,9 +259,9 @@ type output struct {
 	made []string
 }
 
-// mergeRange merges what the runs and some parts of the base have up to a key, without that. The entries' values are
-// copied as they are. The runs are read on from range to range: otherwise each would be asked for every part that it
-// does not touch, and a large base has many.
+// mergeRange merges the versions of the runs and of some parts of the base, up to the key end, exclusive. It copies the
+// entries' values unchanged. The runs continue from range to range. Otherwise each run would be searched for every part
+// that it does not touch, and a large base has many parts.
 func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end string) error {
 	touched := slices.ContainsFunc(upper, func(h *head) bool { return h.before(end) })
 	if !touched && len(below) > 0 {
@@ -298,7 +301,8 @@ func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end s
 	}
 }
 
-// headOf is a run at its first version. It is read beside others that have so many bytes together with it, or alone.
+// headOf is a run at its first version. ofAll is the size of all runs that are read together with it; 0 if it is read
+// alone.
 func headOf(ctx context.Context, r run, ofAll int64) (*head, error) {
 	h := &head{at: ^Revision(0), source: &runSource{parts: r, bytes: r.bytes(), ofAll: ofAll, through: past}}
 	return h, h.advance(ctx)
@@ -307,8 +311,8 @@ func headOf(ctx context.Context, r run, ofAll int64) (*head, error) {
 // before reports whether the next version is of a key before the end; an empty end is unbounded.
 func (h *head) before(end string) bool { return h.ok && (end == "" || h.current.key < end) }
 
-// least is the one with the newest version of the least key before the end, nil for none. A key may have any number of
-// versions, so they are taken one at a time.
+// least is the head with the newest version of the least key before the end; nil if there is none. Versions are taken
+// one at a time, because a key may have any number of them.
 func least(heads []*head, end string) (found *head) {
 	for _, h := range heads {
 		if !h.before(end) {
@@ -321,9 +325,10 @@ func least(heads []*head, end string) (found *head) {
 	return found
 }
 
-// survives says whether the next version of a key, newest first, is kept. So is every one above the floor, and the
-// newest one at or below it: atFloor says that this one was met. It is dropped too if it is a tombstone, nothing lies
-// below it, and the log no longer has its event. A void row is kept as long as the log has its event (invariant 11).
+// survives says whether the next version of a key, newest first, is kept. Every version above the floor is kept, and so
+// is the newest one at or below it; atFloor says that this one was met. That one too is dropped if it is a tombstone,
+// nothing lies below it, and the log no longer has its event. A void row is kept while the log has its event (invariant
+// 11).
 func (m *merge) survives(n *version, atFloor *bool) bool {
 	switch {
 	case m.events:
@@ -341,7 +346,7 @@ func (m *merge) survives(n *version, atFloor *bool) bool {
 
 // add writes a version.
 func (o *output) add(ctx context.Context, e segment.Entry) error {
-	if o.writer != nil && !o.merge.events { // which are bounded as they are picked
+	if o.writer != nil && !o.merge.events { // neighbours has bounded the events already
 		most := o.p.partBytes
 		if o.last == e.Key {
 			most += most / 4
@@ -376,7 +381,7 @@ func (o *output) cut(ctx context.Context) error {
 	file, sum := o.writer.Finish()
 	o.writer = nil
 	if o.merge.events {
-		sum.MinRevision = uint64(o.merge.inputs[0][0].ref.MinRevision) // barriers before its first event are of it
+		sum.MinRevision = uint64(o.merge.inputs[0][0].ref.MinRevision) // barriers before its first event belong to it
 	}
 	ref, err := o.p.create(ctx, o.merge.folder(), o.merge.level, file, sum)
 	o.made = append(o.made, ref.Key)
@@ -400,8 +405,8 @@ func (m *merge) list(r *root) *[]segmentRef {
 	return &r.Segments
 }
 
-// position is where the root names the inputs: from up to end. It is errOvertaken if it does not name all of them, next
-// to each other.
+// position is where the root names the inputs: from (inclusive) to end (exclusive). It fails with errOvertaken unless
+// the root names all of them next to each other.
 func (m *merge) position(r *root) (from, end int, err error) {
 	inputs, refs := slices.Concat(m.inputs...), *m.list(r)
 	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
@@ -413,8 +418,8 @@ func (m *merge) position(r *root) (from, end int, err error) {
 	return from, end, nil
 }
 
-// commit swaps the root for one in which the outputs are where the inputs were. The other stages of a commit
-// (commit.go) have nothing to do here: no event is folded, and time does not pass.
+// commit swaps the root for one that has the outputs in place of the inputs. The other stages of a commit (commit.go)
+// have nothing to do here: no event is folded, and time does not pass.
 func (o *output) commit(ctx context.Context) error {
 	_, err := o.p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
@@ -438,8 +443,8 @@ func (o *output) commit(ctx context.Context) error {
 	return err
 }
 
-// renew writes the outputs again, in a newer generation. A collector of an older generation does not know their new
-// names. They are read back one at a time, so that a compaction never holds more than one.
+// renew writes the outputs again in a newer generation. A collector of an older generation does not know their new
+// names. renew reads the outputs back one at a time, so that a compaction never holds more than one.
 func (o *output) renew(ctx context.Context, generation uint64) error {
 	for i := range o.footers {
 		old := o.footers[i].Key

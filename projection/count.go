@@ -7,8 +7,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Count is the number of rows that Scan would yield. No row is decoded. Blocks of the oldest run are not even read if
-// they lie between the keys that the newer runs and the tail have, since each says how many live keys it has.
+// Count is the number of rows that Scan would yield. It decodes no row. It does not even read a block of the oldest run
+// that lies between the keys of the newer runs and the tail, since the block states how many live keys it has.
 func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
 	err = v.at(ctx, Keys{start, end}, at, func(v *View) error {
 		n = 0
@@ -34,18 +34,18 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 	return n, err
 }
 
-// passBlocks lets the oldest run pass over the blocks in whose place no other source has a key. It returns where their
-// live keys are counted.
+// passBlocks lets the oldest run skip the blocks in whose key range no other source has a key. It returns the counter
+// of those blocks' live keys.
 func (m *merged) passBlocks() *int {
 	passed := new(int)
-	if len(m.heads) < 2 { // the first is of the root's own rows
+	if len(m.heads) < 2 { // the first head is the root's own rows
 		return passed
 	}
 	oldest := m.heads[len(m.heads)-1]
 	source := oldest.source.(*runSource)
 	limit := func() string {
 		key, others := m.leastKey(oldest)
-		if len(source.parts) > 1 { // the next part may go on with the last key of this one
+		if len(source.parts) > 1 { // the next part may begin with the last key of this one
 			if next := string(source.parts[1].ref.MinKey); !others || next < key {
 				return next
 			}
@@ -53,19 +53,19 @@ func (m *merged) passBlocks() *int {
 		return key
 	}
 	source.pass = func(s *runSource) {
-		if s.parts[0].ref.MaxRevision <= oldest.at { // each block's newest versions are those to be counted
+		if s.parts[0].ref.MaxRevision <= oldest.at { // each block's newest versions are those to count
 			*passed += s.cursor.CountBlocks(limit)
 		}
 	}
 	return passed
 }
 
-// fewEvents are so few that to look at them costs no more than to count.
+// fewEvents is a number of events that cost no more to look at than to count the rows.
 const fewEvents = 1000
 
-// CountFrom is Count for who knows the number of rows at another revision. It counts what was added and deleted since,
-// or until then. A known revision below the floor is of no use. Nor is one that is so far away that there may be more
-// events in between than rows: Count passes over most of the rows.
+// CountFrom is Count for callers that know the number of rows at another revision. It counts what was added and deleted
+// between the two revisions. It falls back to Count if the known revision is below the floor. It does so too if there
+// may be more events in between than rows, because Count skips most of the rows.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
 	if first < v.Floor() || last > v.Revision() || last-first > Revision(known)+fewEvents {
@@ -74,7 +74,7 @@ func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, k
 	grown := 0
 	for e, err := range v.EventsOf(ctx, of, first, last) {
 		switch {
-		case errors.Is(err, ErrExpired): // the floor has passed it since
+		case errors.Is(err, ErrExpired): // the floor has passed the range since
 			return v.Count(ctx, of.Start, of.End, at)
 		case err != nil:
 			return 0, err

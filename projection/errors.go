@@ -13,15 +13,15 @@ var (
 	ErrExpired = errors.New("the revision is older than retention")
 	// ErrBehind: too many events wait to be committed; the API answers 429.
 	ErrBehind = errors.New("too many events wait to be committed")
-	// ErrTooMuch: archived events would have to be held in memory, and are too many for it; the API answers 410.
+	// ErrTooMuch: too many archived events would have to be held in memory; the API answers 410.
 	ErrTooMuch = errors.New("too much was written between two checkpoints to read a moment there: ask for fewer objects, or for a moment near a checkpoint")
 	// ErrTrimmed: a rule of history lets the past of these objects go sooner (HistoryRule); the API answers 410.
 	ErrTrimmed = errors.New("a rule of --history-rules keeps no more of it")
 	// ErrFuture: the revision does not exist yet.
 	ErrFuture = errors.New("the revision does not exist yet")
-	// ErrDamaged: a segment does not hold what was written to it. To read it again is of no use.
+	// ErrDamaged: a segment does not hold what was written to it. Reading it again does not help.
 	ErrDamaged = segment.ErrCorrupt
-	// ErrNewer: a newer Logplane has written to the bucket what this one does not know.
+	// ErrNewer: a newer Logplane has written something to the bucket that this one does not know.
 	ErrNewer = segment.ErrNewer
 	// ErrNoRoot: the bucket has no root although the cell was founded, or the log has lost its beginning. Nothing can
 	// be read until an operator says where the snapshot is.
@@ -35,21 +35,21 @@ var (
 	// errRootLost is wrapped when a new cell would be made over the remains of another.
 	errRootLost = errors.New("there are checkpoints of a cell whose root was lost: run 'logplane recover', or give a prefix that holds none")
 
-	// errRootGone is wrapped when a root that was read is not there any more.
+	// errRootGone is wrapped when a root that was read before is no longer there.
 	errRootGone = errors.New("the bucket was emptied: restore it, or run 'logplane recover' if the root alone was lost")
 )
 
-// ReadError says that what is stored could not be read: the bucket or the log has failed. Who answers a client finds it
-// with errors.As. Its text names places of the bucket, and is for operators.
+// ReadError says that stored data could not be read: the bucket or the log has failed. Code that answers a client finds
+// it with errors.As. Its text names places in the bucket, and is for operators.
 type ReadError struct{ Err error }
 
 // Error implements error.
 func (e *ReadError) Error() string { return e.Err.Error() }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *ReadError) Unwrap() error { return e.Err }
 
-// unread makes a ReadError of what a read has failed with, unless that says something about what was asked for.
+// unread wraps the error of a read in a ReadError, unless the error is about the request itself.
 func unread(err error) error {
 	var known *ReadError
 	if err == nil || errors.As(err, &known) {

@@ -11,10 +11,10 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Keys are the row keys from Start up to End, without End; an empty End is unbounded. The zero Keys are all.
+// Keys are the row keys from Start up to End, exclusive; an empty End is unbounded. The zero Keys are all keys.
 type Keys struct{ Start, End string }
 
-// OneKey are the Keys that have only the one.
+// OneKey returns the Keys that contain only this key.
 func OneKey(key string) Keys { return Keys{key, key + "\x00"} }
 
 // PrefixEnd is the first key after all keys with the prefix, which must not end with the byte 255.
@@ -27,12 +27,12 @@ func PrefixEnd(prefix string) string {
 func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || key < k.End) }
 
 // EventsOf yields every non-void event of the keys in (after, upto] in order, from event segments and then from the
-// tail. The view must have the revision upto. Events of other keys are passed over without being decoded. It fails with
-// ErrExpired when part of the range is below the floor.
+// tail. The view must have the revision upto. Events of other keys are skipped without being decoded. EventsOf fails
+// with ErrExpired when part of the range is below the floor.
 func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
-		// When a segment was collected, the floor is checked against the last event read: a reader that was overtaken
-		// is told, and never given a stream with a hole.
+		// If a segment was collected, the floor is checked against the last event read. So a reader that was overtaken
+		// gets an error, and never a stream with a hole.
 		err := v.retry(ctx, func(v *View) error {
 			return v.events(ctx, of, &after, upto, taker{yield: func(e eventlog.Event) bool { return yield(e, nil) }})
 		})
@@ -44,17 +44,17 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 
 // taker takes the events that are read.
 type taker struct {
-	// yield is given the events of the keys. If it returns false, no other is read.
+	// yield gets the events of the keys. If it returns false, reading ends.
 	yield func(eventlog.Event) bool
-	// looked is told of each event that was read, those of other keys too, and of the bytes that it took. If it returns
-	// false, no other is read. Nil is for who reads all there is.
+	// looked is told of each event that was read, also of other keys, and of the bytes that it took. If it returns
+	// false, reading ends. It is nil for readers that read everything.
 	looked func(at Revision, bytes int) bool
 }
 
-// done tells that an event was read, and is false if no other is to be read.
+// done reports an event that was read to looked. It returns false if reading is to end.
 func (t taker) done(at Revision, bytes int) bool { return t.looked == nil || t.looked(at, bytes) }
 
-// events takes the events in (*after, upto] and moves after along.
+// events takes the events in (*after, upto] and advances after.
 func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
@@ -75,16 +75,17 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	return v.archived(ctx, of, after, upto, take)
 }
 
-// indexBytes bounds the bytes of the rows that are read for revisions, decompressed, by who does not read all there is.
+// indexBytes bounds the decompressed rows that a partial reader reads to find revisions.
 const indexBytes = 4 << 20
 
-// byRows says whether the events of a segment can be found by rows. Only above the floor have rows all of them
+// byRows says whether the events of a segment can be found by rows. Rows have all events only above the floor
 // (invariant 11).
 func (s *snapshot) byRows(events *part) bool { return events.ref.MinRevision > s.root.Floor }
 
-// revisionsOf returns the revisions in (after, upto] of the keys' events in segments above the floor, ascending. It is
-// nil if more rows would have to be read for them than half of the bytes of those segments, and for who does not read
-// all there is, if these are many. Of one revision there is nothing to be found out.
+// revisionsOf returns the revisions in (after, upto] of the keys' events in segments above the floor, ascending. It
+// returns nil if reading the rows for them would take more than half of the bytes of those segments. For readers that
+// do not read everything (all is false) it also returns nil if the rows exceed indexBytes. For a range of one revision
+// there is nothing to find out.
 func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, all bool) ([]Revision, error) {
 	after = max(after, s.root.Floor)
 	if of == (Keys{}) || upto <= after+1 {
@@ -134,11 +135,11 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 	return revisions, nil
 }
 
-// events takes the segment's events of the keys in (*after, upto], and moves after along. If their revisions are
-// given, it reads and decodes only the blocks that have these.
+// events takes the segment's events of the keys in (*after, upto], and advances after. If revisions is given, it reads
+// and decodes only the blocks that have these revisions.
 func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after *Revision, upto Revision, take taker) error {
 	last, given := min(r.ref.MaxRevision, upto), revisions != nil
-	if *after >= last { // a segment before has brought it there
+	if *after >= last { // a segment before has advanced it
 		return nil
 	}
 	search := func(rev Revision) int {
@@ -174,7 +175,7 @@ func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after 
 		if err != nil {
 			return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
 		}
-		if given { // what lies between is not asked for
+		if given { // the revisions in between are not asked for
 			span, revisions = uint64(rev-r.ref.MinRevision)+1, revisions[1:]
 		}
 		if err := follows(rev, span, after); err != nil {
@@ -196,7 +197,7 @@ func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after 
 	return follows(last, uint64(last-r.ref.MinRevision)+1, after)
 }
 
-// deliver takes records that must follow the revision without a hole.
+// deliver takes records, which must follow the revision after without a hole.
 func deliver(records []*record, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
@@ -215,7 +216,7 @@ func deliver(records []*record, of Keys, after *Revision, upto Revision, take ta
 	return nil
 }
 
-// follows moves after along to a record that stands for that many revisions, and must follow without a hole.
+// follows advances after to a record that spans this many revisions. It fails if there is a hole before the record.
 func follows(rev Revision, span uint64, after *Revision) error {
 	if rev-Revision(span) > *after {
 		return fmt.Errorf("read events: a hole between revisions %d and %d", *after, rev)

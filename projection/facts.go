@@ -9,30 +9,30 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Fact is a hash of something that is true of a row, such as that it has a label. The projection knows nothing else of
-// it.
+// Fact is a hash of something that is true of a row, such as that it has a label. The projection knows nothing else
+// about it.
 type Fact uint16
 
-// Selection says which rows are wanted, by facts. Where the facts of a block are known, and exclude it, the block is
-// neither read nor decompressed, unless it may hide older versions that are wanted.
+// Selection says by facts which rows are wanted. If the facts of a block are known and exclude it, the block is neither
+// read nor decompressed, unless it may hide older versions that are wanted.
 type Selection struct {
-	// Kind names what Facts tells: of one kind, the facts of a row are always the same.
+	// Kind names the function Facts: for one kind, the facts of a row are always the same.
 	Kind string
-	// Facts returns the facts of all rows of a block, in any order, or false if it cannot tell those of one of them. It
-	// must be safe for concurrent use.
+	// Facts returns the facts of all rows of a block, in any order. It returns false if it cannot tell the facts of one
+	// of them. It must be safe for concurrent use.
 	Facts func(rows iter.Seq[Row]) (facts []Fact, ok bool)
-	// Demands are sets of facts. A row that is wanted has at least one of each.
+	// Demands are sets of facts. A wanted row has at least one fact of each set.
 	Demands [][]Fact
 }
 
 const (
-	// factShare: facts have a budget of their own, 1/factShare of that of the caches. In one with them, the blocks that
-	// are read for the first list would push out what the next one needs in order not to read them.
+	// factShare: facts have a budget of their own, 1/factShare of that of the caches. In a shared budget, the blocks
+	// that the first list reads would push out the facts by which the next list avoids reading blocks.
 	factShare = 8
-	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are: one in
-	// sixty blocks would be read for nothing.
+	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are kept. With
+	// 1024 of 65536 facts, one in sixty blocks is read for nothing.
 	mostFacts = 1024
-	// segmentOverhead and blockOverhead are about what facts take besides.
+	// segmentOverhead and blockOverhead are about what facts take besides themselves.
 	segmentOverhead, blockOverhead = 512, 32
 )
 
@@ -44,17 +44,17 @@ type factCache struct {
 
 type factsID struct{ kind, file string }
 
-// facts are those of a segment's blocks, each in order, nil before they are known.
+// facts are the facts of each of a segment's blocks, sorted; nil before they are known.
 type facts []atomic.Pointer[[]Fact]
 
-// anything stands for the facts of a block that may have any.
+// anything stands for the facts of a block whose rows may have any fact.
 var anything = new([]Fact)
 
 func newFactCache(of *cache.Budget) *factCache {
 	return &factCache{cache.New[factsID, *facts](of)}
 }
 
-// filter is that of a segment for a selection. older have the older versions of its keys.
+// filter is the filter of a segment for a selection. older are the runs with older versions of its keys.
 func (c *factCache) filter(file string, blocks int, wanted *Selection, older []run) *filter {
 	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}, older: older}
 	known, ok := c.Get(f.id)
@@ -72,12 +72,12 @@ type filter struct {
 	id    factsID
 	facts *facts
 	older []run
-	// unwanted says that no row of the block that was read last is wanted.
+	// unwanted says that no row of the last block read is wanted.
 	unwanted bool
 }
 
-// Excludes implements segment.Filter. A block without anything that is wanted is read all the same if older versions of
-// its keys may be wanted, which its rows and tombstones hide.
+// Excludes implements segment.Filter. A block without wanted rows is read all the same if older versions of its keys
+// may be wanted, because its rows and tombstones hide them.
 func (f *filter) Excludes(block int, first, last string) bool {
 	if !f.lack(f.facts, block) {
 		return false
@@ -90,7 +90,7 @@ func (f *filter) Excludes(block int, first, last string) bool {
 	return true
 }
 
-// shows reports whether a segment may have something between the keys that is wanted.
+// shows reports whether a segment may have a wanted row between the keys.
 func (f *filter) shows(p *part, first, last string) bool {
 	reader := p.reader.Load()
 	known, ok := f.cache.Get(factsID{f.Kind, p.ref.Key})
@@ -105,7 +105,7 @@ func (f *filter) shows(p *part, first, last string) bool {
 	return false
 }
 
-// lack reports whether the facts of a block say that none of its rows is wanted.
+// lack reports whether the facts of a block prove that none of its rows is wanted.
 func (s *Selection) lack(of *facts, block int) bool {
 	known := (*of)[block].Load()
 	if known == nil || known == anything {
@@ -125,7 +125,7 @@ func (f *filter) Learn(block int, b *segment.Block) {
 	if slot.Load() == nil {
 		known := f.of(b)
 		if slot.CompareAndSwap(nil, known) {
-			if kept, ok := f.cache.Get(f.id); ok && kept == f.facts { // else these were let go
+			if kept, ok := f.cache.Get(f.id); ok && kept == f.facts { // else the cache has dropped these facts
 				f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
 			}
 		}
@@ -133,7 +133,7 @@ func (f *filter) Learn(block int, b *segment.Block) {
 	f.unwanted = f.lack(f.facts, block)
 }
 
-// of returns the facts of a block. Tombstones and void rows are in no list.
+// of returns the facts of a block. It ignores tombstones and void rows, which are in no list.
 func (f *filter) of(b *segment.Block) *[]Fact {
 	var decoder recordDecoder
 	var failed error
