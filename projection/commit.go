@@ -79,8 +79,8 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
-		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may still be an old one;
-		//    stage 7 finds that out.
+		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may still be an old
+		//    one; stage 7 finds that out.
 		goal = cmp.Or(goal, v.Revision())
 		more = v.tail.bytes >= gatherBytes
 		if v.Applied() >= goal || !v.dirty() { // another projector has committed it, or there is nothing to commit

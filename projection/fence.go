@@ -13,37 +13,37 @@ import (
 
 // FencePlan says what a fence would do to a cell, or has done.
 type FencePlan struct {
-	// Log is what the log held, Applied what the snapshot holds.
+	// Log is what the log held, and Applied the snapshot's applied revision.
 	Log     eventlog.Bounds
 	Applied Revision
-	// Lost says why the log's events above Applied cannot be kept: the log is another's, or the first of them is
-	// damaged wherever it is (eventlog.ErrNowhere). It is nil if they were folded.
+	// Lost says why the log's events above Applied cannot be kept: the log belongs to another cell, or no server has
+	// the first of these events undamaged (eventlog.ErrNowhere). It is nil if they were folded.
 	Lost error
-	// To is the next revision after the fence, with which the next epoch begins.
+	// To is the first revision after the fence. The next epoch begins with it.
 	To Revision
 }
 
-// leap begins the next epoch with a revision: all below has been applied, up to a time. A new request id stands for it.
-// The epoch's number is that revision. So it never comes again, whichever root is there before the next fence: that
-// leaps over all that the log has ever had.
+// leap begins the next epoch at revision to: everything below it has been applied, up to the time nanos. A new request
+// id stands for the last applied event. The epoch's number is the revision to. So no epoch number ever recurs,
+// whichever root is in the bucket at the next fence: that fence leaps over everything the log has ever had.
 func (r *root) leap(to Revision, nanos int64, id string) {
 	r.Epoch = uint64(to)
 	r.Applied, r.AppliedTime, r.AppliedID = to-1, nanos, id+rand.Text()
 	r.Floor, r.Purge = r.Applied, r.Applied
 }
 
-// lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
+// lastFence is the highest revision to fence at. Many clients keep revisions in 53-bit numbers.
 const lastFence = 1 << 53
 
-// PlanFence says what Fence would do. If the log is the snapshot's, it first folds all of the log into the snapshot. If
-// 'to' is 0, the plan chooses the least that is well above every one that a client may have seen.
+// PlanFence says what Fence would do. If the log and the snapshot belong together, it first folds the whole log into
+// the snapshot. If 'to' is 0, the plan chooses the least revision that is well above any that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	_, err := p.Commit(ctx)
 	if errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
 		plan.Lost, err = err, nil
 	}
-	if errors.Is(err, eventlog.ErrNowhere) { // what comes before it is kept
+	if errors.Is(err, eventlog.ErrNowhere) { // the events before the damaged one are kept
 		plan.Lost = err
 		p.givesUp.Store(true)
 		_, err = p.Commit(ctx)
@@ -72,13 +72,13 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	return plan, nil
 }
 
-// Fence does what the plan says, at an operator's word: all writers have stopped (invariant 9). Afterwards this
-// Projection is of no use, nor is any other that was opened before: they belong to the old epoch.
+// Fence does what the plan says. The operator vouches that all writers have stopped (invariant 9). Afterwards this
+// Projection, and any other that was opened before, is unusable, because it belongs to the old epoch.
 //
 //  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the root.
 //     Every process stops with ErrHole, and the operator fences again.
 //  2. The root is swapped for one of the next epoch. It has applied everything below the leap, as barriers. A commit
-//     that stalled before the fence has lost its swap.
+//     that stalled before the fence loses its swap.
 func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	return nil
 }
 
-// fenced is the draft of the next epoch's root. A run of barriers up to the fence leaves the events without a hole.
+// fenced is the draft of the next epoch's root. Barriers up to the fence follow the events without a hole.
 func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
 	next.setBack(next.AppliedTime, time.Now())

@@ -17,7 +17,7 @@ type version struct {
 	// record is set if the version was found in the tail or inline, else entry.
 	record *record
 	entry  segment.Entry
-	// unwanted says that it is in a block that a selection excludes.
+	// unwanted says that the version is in a block that a selection excludes.
 	unwanted bool
 }
 
@@ -55,7 +55,7 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	}
 }
 
-// nowhere is no key's live revision.
+// nowhere is a revision that no key ever has as its live revision.
 const nowhere = ^Revision(0)
 
 // certain reports that an event is valid whatever the state before it. Most events are, and cost no lookup.
@@ -64,22 +64,23 @@ func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowh
 // hopeless reports that an event is void whatever the state before it: it would be void even over its own base.
 func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
 
-// appended is the several events of one append, with the verdict on all of them: an append is valid only if each of its
-// events is (invariant 13). Otherwise an object could be there without its charge.
+// appended is the events of one append of several, with the verdict on all of them: an append is valid only if each of
+// its events is (invariant 13). Otherwise an object could exist without its charge.
 type appended struct {
 	records []*record
-	// verdict is found when it is first needed. Whoever finds it finds the same: what the log has before decides.
+	// verdict is computed on first need. Concurrent callers compute the same one, because only earlier events decide
+	// it.
 	verdict atomic.Pointer[bool]
 }
 
-// decided is the append of records whose verdict somebody has found before.
+// decided is the append of records that are already known to be valid.
 var decided = func() *appended {
 	a, valid := new(appended), true
 	a.verdict.Store(&valid)
 	return a
 }()
 
-// judge reports whether a record of the tail is valid. The state before its append is looked up only where it decides.
+// judge reports whether a record of the tail is valid. It looks up the state before the append only if that decides.
 func (v *View) judge(ctx context.Context, r *record) (bool, error) {
 	if r.append == nil {
 		return v.allValid(ctx, []*record{r})
@@ -120,7 +121,7 @@ func live(newest version, found bool) Revision {
 	return newest.revision
 }
 
-// Valid tells those who read the log themselves whether an event is part of the history (invariant 13).
+// Valid tells callers that read the log themselves whether an event is part of the history (invariant 13).
 func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
 	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
 	if err != nil {
@@ -135,22 +136,22 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	return v.valid(ctx, e, e.Key.RowKey())
 }
 
-// ValidNow is Projection.Valid for who must not wait. It is not known if the bucket or a local disk would have to be
-// read. The view must have the event.
+// ValidNow is Projection.Valid for callers that must not wait. known is false if the bucket or a local disk would have
+// to be read. The view must have the event.
 func (v *View) ValidNow(e *eventlog.Event, rowKey string) (isValid, known bool) {
 	isValid, err := v.valid(ended, e, rowKey)
 	return isValid, err == nil
 }
 
-// ended is for reads of what is in memory: whatever asks the bucket, or reads a local disk, fails at once.
+// ended is the context for reads from memory only: a read that asks the bucket or a local disk fails at once.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// valid is Projection.Valid for an event that the view has. Of what is above the floor, the snapshot has every version
-// that is valid (invariant 11).
+// valid is Projection.Valid for an event that the view has. Above the floor the snapshot has every valid version
+// (invariant 11).
 func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (found bool, err error) {
 	if r := v.tail.contains(e.Revision); r != nil && e.Revision > v.Applied() {
 		return v.judge(ctx, r)
@@ -164,8 +165,8 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (found 
 	return found, err
 }
 
-// fold folds a key's events of the tail, newest first, over what is below them. It returns the newest version,
-// tombstones included. below is called only if none of the events is valid whatever is there.
+// fold folds a key's events of the tail, newest first, over the version below them. It returns the newest version,
+// tombstones included. It calls below only if no event is valid regardless of the state below.
 func (v *View) fold(ctx context.Context, chain []*record, below func() (version, bool, error)) (newest version, found bool, err error) {
 	uncertain := chain
 	for i, r := range chain {
@@ -185,7 +186,7 @@ func (v *View) fold(ctx context.Context, chain []*record, below func() (version,
 			return version{}, false, err
 		}
 	}
-	for _, r := range slices.Backward(uncertain) { // no append of several events among them is valid
+	for _, r := range slices.Backward(uncertain) { // every append of several events among them is void
 		if r.append == nil && valid(&r.Event, v.tail.epoch, live(newest, found)) {
 			newest, found = versionOf(r), true
 		}

@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// folder keeps parts of immutable objects on a local disk. Each object has a file, with the bytes that were read at the
-// offsets that they have in the bucket, and holes between them. Nothing in the folder is believed without its checksum.
-// So it is never fsynced, may be deleted at any time, and may be shared by processes. A file with holes counts with its
-// length, so the folder takes less than its budget.
+// folder keeps parts of immutable objects on a local disk. Each object has a file. The bytes that were read are at the
+// same offsets as in the bucket, with holes between them. Nothing in the folder is trusted without its checksum, so it
+// is never fsynced, may be deleted at any time, and may be shared by processes. A file counts with its length, holes
+// included, so the folder takes less than its budget.
 //
-// It is of one generation: root.Forgets of the root that has named the objects. Each generation has a folder of its
-// own, and the first process that meets the next one removes it. Whoever began before, in whichever process, may still
-// have at hand what was forgotten since, and writes it nowhere. A nil folder has nothing and keeps nothing.
+// A folder belongs to one generation: root.Forgets of the root that has named the objects. Each generation has its own
+// folder. The first process that sees the next generation removes the older folder. A read that began before, in any
+// process, may still hold forgotten data; it has no folder to write it to. A nil folder has nothing and keeps nothing.
 type folder struct {
 	path       string
 	generation uint64
@@ -33,18 +33,18 @@ type folder struct {
 
 const (
 	// sweepShare: a sweep leaves 1/sweepShare of the budget free. Each process sweeps when it has written 1/growShare
-	// of it, so that sweepShare processes together stay within it.
+	// of the budget, so that sweepShare processes together stay within it.
 	sweepShare = 8
 	growShare  = sweepShare * sweepShare
 	// usedEvery is how often a file that is read is marked as used.
 	usedEvery = time.Minute
-	// removeTries bounds how often a folder is removed into which others still write.
+	// removeTries bounds the tries to remove a folder into which others still write.
 	removeTries = 16
 )
 
-// openFolder makes the folder of a generation and removes those of older ones, and what an earlier Logplane has kept.
-// It makes its own before it looks for others: of two processes at least one sees the other's. Beside a newer
-// generation there is none of its own.
+// openFolder makes the folder of a generation. It removes the folders of older generations, and the files that an
+// earlier Logplane has kept. It makes its own before it looks for others, so that of two processes at least one sees
+// the other's. If there is a newer generation, it removes its own.
 func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget}
 	err := os.MkdirAll(f.path, 0o700)
@@ -66,7 +66,7 @@ func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 	return f, f.sweep()
 }
 
-// remove removes a folder, also if others are about to write into it.
+// remove removes a folder, even while others write into it.
 func remove(name string) (err error) {
 	for range removeTries {
 		if err = os.RemoveAll(name); err == nil {
@@ -76,7 +76,7 @@ func remove(name string) (err error) {
 	return err
 }
 
-// local is the folder of a generation, nil if this process has none, or is at another.
+// local is the folder of the generation; nil if this process has none, or has that of another generation.
 func (p *Projection) local(generation uint64) *folder {
 	if f := p.folder.Load(); f != nil && f.generation == generation {
 		return f
@@ -91,16 +91,16 @@ func (p *Projection) enterFolder(generation uint64) error {
 	}
 	f, err := openFolder(p.config.CacheFolder, generation, p.config.CacheFolderBytes)
 	if err == nil {
-		p.folder.Store(f) // if somebody was faster and is further, this one is gone, and is left with the next root
+		p.folder.Store(f) // a newer folder may be stored already; then the next root corrects this
 	}
 	return err
 }
 
-// file of an object: the last part of its key is random and never used twice.
+// file is the path for an object: the last part of the object's key is random and never used twice.
 func (f *folder) file(key string) string { return filepath.Join(f.path, path.Base(key)) }
 
-// read returns the bytes at the offset. Holes, and what lies beyond the end, read as zeroes. A negative length is up to
-// the end. A file that is read is marked as used by the time of its last change, which other processes see too.
+// read returns the bytes at the offset. Holes, and bytes beyond the end, read as zeroes. A negative length means up to
+// the end. read marks a file as used by its modification time, which other processes see too.
 func (f *folder) read(key string, offset, length int64) []byte {
 	if f == nil {
 		return nil
@@ -127,10 +127,10 @@ func (f *folder) read(key string, offset, length int64) []byte {
 	return b
 }
 
-// whole returns an object that was kept whole, nil if it was not.
+// whole returns an object that was kept whole; nil if it was not.
 func (f *folder) whole(key string) []byte { return f.read(key, 0, -1) }
 
-// keep writes bytes at their offset. A failure costs speed alone, and a folder that is gone is of an older generation.
+// keep writes bytes at their offset. A failure only costs speed. If the folder is gone, it was of an older generation.
 func (f *folder) keep(key string, offset int64, b []byte) {
 	if f == nil {
 		return
@@ -142,7 +142,7 @@ func (f *folder) keep(key string, offset int64, b []byte) {
 		}
 		return
 	}
-	if f.grown.Add(grown) <= f.budget/growShare || f.grown.Swap(0) == 0 { // then somebody else sweeps
+	if f.grown.Add(grown) <= f.budget/growShare || f.grown.Swap(0) == 0 { // 0: another caller sweeps
 		return
 	}
 	if err := f.sweep(); err != nil {
@@ -166,7 +166,7 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	return max(0, offset+int64(len(b))-before.Size()), nil
 }
 
-// sweep deletes files, those first that were not used for longest, until the folder may grow again.
+// sweep deletes the least recently used files, until the folder may grow again.
 func (f *folder) sweep() error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -16,30 +16,31 @@ import (
 
 // Forgotten says what Forget has done.
 type Forgotten struct {
-	// Versions is how many versions are gone, and Objects how many objects of the bucket were made anew without them.
+	// Versions is how many versions are gone. Objects is how many objects of the bucket were rewritten without them.
 	Versions, Objects int
-	// Floor is the oldest revision that can be read since.
+	// Floor is the oldest revision that can now be read.
 	Floor Revision
-	// Collected is how many objects of the bucket were deleted: those that had the versions, and all other garbage.
+	// Collected is how many objects of the bucket were deleted: those with the versions, and all other garbage.
 	Collected int
 }
 
-// Forget removes every version of the keys but the newest, if that is live, from the log and the bucket for good. All
-// that is kept of anything else stays as it is, and revisions keep their numbers: where an event was, a barrier is.
+// Forget removes every version of the keys from the log and the bucket for good, except the newest version of a live
+// object. Everything kept of other keys stays as it is. Revisions keep their numbers: a barrier replaces each event.
 //
 //  1. The log's file is filled, and everything up to there is committed. A crash after this has added barriers.
 //  2. The log's events must be older than any stalled writer: Forget waits for as long as settled says (eventlog's
 //     MinRetention), unless all writers have stopped.
 //  3. Floor and purge point are raised, and the log is purged. A watch or a page that would have to tell of a forgotten
 //     version ends with 410. A crash after this has expired what retention would have expired later.
-//  4. What has the versions is written anew without them: segments, idx objects, checkpoints. Then the root is swapped
-//     for one that names these. A crash before leaves the old root and garbage, a crash after leaves garbage only.
-//  5. A barrier tells all who have an older root at hand to read it again. A crash before leaves processes that still
-//     read a forgotten version, from memory, until they meet a newer root.
-//  6. Everything that no root names is deleted, however young it is.
+//  4. Segments, idx objects and checkpoints that have the versions are rewritten without them. Then the root is swapped
+//     for one that names the new objects. A crash before the swap leaves the old root and garbage, a crash after it
+//     leaves garbage only.
+//  5. A barrier tells all processes that have an older root to read the root again. A crash before leaves processes
+//     that still read a forgotten version, from memory, until they see a newer root.
+//  6. Every object that no root names is deleted, however young it is.
 //
-// It ends once all of the bucket was read and has none of the versions. After a crash, call it again. Subscribers and
-// copies of the bucket are not its business.
+// Forget ends once it has read all of the bucket and found none of the versions. After a crash, call it again. It does
+// not reach subscribers or copies of the bucket.
 func (p *Projection) Forget(ctx context.Context, keys []string, settled time.Duration) (Forgotten, error) {
 	done, err := p.forget(ctx, keys, settled)
 	if err != nil {
@@ -67,7 +68,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	if err := p.Retain(ctx, last, filled); err != nil {
 		return done, err
 	}
-	// The last pass finds nothing. One more than two is needed if a compaction of another process came between.
+	// The last pass finds nothing. A third pass is needed if another process compacted between the first two.
 	for range forgetPasses {
 		w := p.rewrite(gone)
 		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -98,7 +99,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 // forgetPasses bounds how often Forget reads all of the bucket.
 const forgetPasses = 4
 
-// commitUpTo commits until the root has applied the revision, which the log has.
+// commitUpTo commits until the root has applied the revision, which must be in the log.
 func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 	for {
 		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -113,15 +114,15 @@ func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 	}
 }
 
-// toForget says what is to go of the keys, and which was the last event of any of them, 0 if none is known. Of a live
-// object the newest version stays. Of any other key everything goes that is not after the given revision, void events
-// too.
+// toForget says which versions of the keys must go, and returns the revision of the newest version among the keys, 0 if
+// there is none. The newest version of a live object stays. Everything else of the keys up to the given revision goes,
+// void events too.
 func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision) (_ *departing, last Revision, err error) {
 	v, err := p.AtLeast(ctx, upto)
 	if err != nil {
 		return nil, 0, err
 	}
-	gone := map[string]Revision{} // up to where
+	gone := map[string]Revision{} // by key: the last revision to forget
 	for _, key := range keys {
 		n, found, err := v.newest(ctx, key, upto)
 		if err != nil {
@@ -142,8 +143,8 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 		}}, last, nil
 }
 
-// heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have
-// begun to write before the root was swapped they delete once they notice.
+// heldUnnamed fails if an object that no root names has a forgotten version. Other processes may be at work: what they
+// began to write before the root was swapped, they delete once they notice the swap.
 func (w *rewriting) heldUnnamed(ctx context.Context) error {
 	names, _, err := w.p.garbage(ctx, 0)
 	if err != nil {
@@ -161,7 +162,7 @@ func (w *rewriting) heldUnnamed(ctx context.Context) error {
 	return nil
 }
 
-// holds reports whether an object of the bucket has what is to go. Idx objects and pages have no versions.
+// holds reports whether an object of the bucket has a version that must go. Idx objects and pages have no versions.
 func (w *rewriting) holds(ctx context.Context, name string) (bool, error) {
 	if strings.HasPrefix(name, w.p.config.Prefix+"/idx/") || strings.HasPrefix(name, w.p.config.Prefix+"/pages/") {
 		return false, nil

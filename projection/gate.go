@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// gate lets one caller in at a time. Waiting for it ends with the context, and nobody enters whose context has ended:
-// who must not wait would read what is behind it.
+// gate lets one caller in at a time. Waiting ends with the context. A caller whose context has ended never enters: a
+// caller that must not wait would otherwise do the read behind the gate.
 type gate chan struct{}
 
 func newGate() gate { return make(gate, 1) }
@@ -25,7 +25,7 @@ func (g gate) enter(ctx context.Context) error {
 
 func (g gate) leave() { <-g }
 
-// lazy is what the first who needs it reads, for all who wait.
+// lazy is a value that the first caller reads for all that wait.
 type lazy[T any] struct {
 	atomic.Pointer[T]
 	reading gate
@@ -41,7 +41,7 @@ func (l *lazy[T]) get(ctx context.Context, read func(context.Context) (*T, error
 		return nil, err
 	}
 	defer l.reading.leave()
-	if known := l.Load(); known != nil { // somebody else has read it meanwhile
+	if known := l.Load(); known != nil { // another caller has read it meanwhile
 		return known, nil
 	}
 	value, err := read(ctx)

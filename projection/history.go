@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// GetAt returns the live row of the key as of the revision, wherever that is still kept. It is ErrExpired if nothing
-// covers the revision.
+// GetAt returns the live row of the key as of the revision, from wherever it is still kept. It returns ErrExpired if
+// nothing covers the revision.
 func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	v, err := p.AsOf(ctx, at)
 	if err != nil {
@@ -24,12 +24,12 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 	return v.Get(ctx, key, at)
 }
 
-// AsOf returns the view that ends with the revision. It can be read at every revision from its floor on.
+// AsOf returns the view that ends with the revision. It can be read at every revision from its own floor on.
 //
-// Below the floor of the newest view it is that of a checkpoint that reaches back to the revision. If none does, it is
-// that of the checkpoint before, with the archived events up to the revision: then what is read of it costs one pass
-// over those events for each range of keys, and may be ErrTooMuch. AsOf is ErrExpired if nothing covers the revision,
-// and ErrFuture if the revision does not come in 3 s.
+// Below the floor of the newest view, AsOf returns the view of a checkpoint that reaches back to the revision. If none
+// does, it uses the checkpoint before, with the archived events up to the revision. Then a read costs one pass over
+// those events for each range of keys, and may fail with ErrTooMuch. AsOf fails with ErrExpired if nothing covers the
+// revision, and with ErrFuture if the revision does not come within 3 s.
 func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	newest, err := p.AtLeast(ctx, at)
 	past, err := readOf(ctx, newest, err, func(v *View) (*View, error) { return v.asOf(ctx, at) })
@@ -39,9 +39,9 @@ func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	return past, nil
 }
 
-// EndOf is the last revision of the append that a revision lies in: what was written at once is true from there on, and
-// who shows a moment shows that one. Only who goes on in the middle of an append, such as a watch, reads what comes
-// before it. Errors are those of AsOf.
+// EndOf is the last revision of the append that contains the revision. All of an append becomes true at once, so code
+// that shows a moment shows its end. Only a reader that continues in the middle of an append, such as a watch, uses a
+// revision before the end. EndOf fails as AsOf does.
 func (p *Projection) EndOf(ctx context.Context, at Revision) (Revision, error) {
 	newest, err := p.AtLeast(ctx, at)
 	end, err := readOf(ctx, newest, err, func(v *View) (Revision, error) { return v.endOf(ctx, at) })
@@ -58,7 +58,7 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 			return at, nil
 		}
 		valid, err := v.judge(ctx, r)
-		if valid { // what lost stands for nothing, as in a segment
+		if valid { // a void append has no end to go to, as in a segment
 			at = r.append.records[len(r.append.records)-1].Revision
 		}
 		return at, err
@@ -68,7 +68,7 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 		if err != nil {
 			return 0, err
 		}
-		if at <= base.root.Applied { // what comes after the floor of a checkpoint is in it
+		if at <= base.root.Applied { // the checkpoint has everything after its floor
 			v = v.over(base)
 		}
 	}
@@ -83,7 +83,8 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 	return end, err
 }
 
-// readOf reads something of a view, unless that could not be had, and retries as View.retry does.
+// readOf reads something of a view, and retries as View.retry does. If failed is set, there is no view, and it returns
+// failed.
 func readOf[T any](ctx context.Context, v *View, failed error, read func(*View) (T, error)) (got T, err error) {
 	if failed != nil {
 		return got, failed
@@ -95,7 +96,7 @@ func readOf[T any](ctx context.Context, v *View, failed error, read func(*View) 
 	return got, err
 }
 
-// asOf returns the view that ends with a revision, which the view must not be older than.
+// asOf returns the view that ends with a revision. v must be at least as new as the revision.
 func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 	moment := v.upTo(at)
 	if at < v.Floor() {
@@ -118,7 +119,7 @@ func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 	return moment, nil
 }
 
-// upTo returns the view without what came after the revision, which it must have.
+// upTo returns the view without the events after the revision, which it must have.
 func (v *View) upTo(at Revision) *View {
 	shorter, t := *v, *v.tail
 	t.records, t.at.Revision = t.records[:searchRevision(t.records, at+1)], at
@@ -126,8 +127,8 @@ func (v *View) upTo(at Revision) *View {
 	return &shorter
 }
 
-// baseOf is the checkpoint that a revision below the floor is read from: the one that reaches back to it, else the one
-// before, onto which archived events are folded.
+// baseOf is the checkpoint from which a revision below the floor is read: the one that reaches back to it, else the one
+// before it, onto which archived events are folded.
 func (v *View) baseOf(ctx context.Context, at Revision) (*snapshot, error) {
 	r := v.snap.root
 	next := r.checkpointAt(at)
@@ -163,8 +164,8 @@ func (v *View) over(snap *snapshot) *View {
 	return alone
 }
 
-// Of returns the view for who reads many of the keys one by one: archived events are folded once for all of them. Only
-// these keys may be read of what it returns, at the view's own revision.
+// Of returns the view for callers that read many of the keys one by one: archived events are folded once for all of
+// them. Only these keys may be read from the result, and only at the view's own revision.
 func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
 	err = v.at(ctx, keys, v.Revision(), func(v *View) error {
 		of = v
@@ -173,12 +174,12 @@ func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
 	return of, err
 }
 
-// Folds says that archived events come after the view's snapshot: each range of keys that is read costs one pass over
-// them, unless it is known.
+// Folds says that archived events come after the view's snapshot. Then each range of keys that is read costs one pass
+// over these events, unless the range's result is cached.
 func (v *View) Folds() bool { return v.past != nil && v.folded == nil && v.Revision() > v.Applied() }
 
-// with returns the view that has the keys at a revision: where archived events come after its snapshot, with those of
-// the keys. A retry of what it returns is again with them.
+// with returns the view that can answer for the keys at a revision: if archived events come after its snapshot, the
+// result has those of the keys. A retry of the result has them too.
 func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {
 	if err := v.check(at); err != nil || v.past == nil || v.folded != nil {
 		return v, err
@@ -210,15 +211,15 @@ func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) 
 	return &whole, nil
 }
 
-// foldShare is the part of the budget that one read may hold of archived events. However little the budget is, it may
-// hold leastFolded bytes, and what one key has.
+// foldShare is the part of the budget that one read may hold of archived events. However small the budget is, a read
+// may hold leastFolded bytes, and all of one key.
 const (
 	foldShare   = 4
 	leastFolded = 64 << 10
 )
 
-// foldArchived keeps the newest of the archived events of each key as of a revision. They are copies: a record as it is
-// read holds its whole block in memory.
+// foldArchived keeps the newest archived event of each key as of a revision. It keeps copies, because a record as it is
+// read keeps its whole block in memory.
 func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail, error) {
 	newest, bytes, most := map[string]*record{}, int64(0), max(v.p.config.Budget.Limit()/foldShare, leastFolded)
 	var decoder recordDecoder
@@ -230,7 +231,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 		if failed != nil {
 			return false
 		}
-		r.append = decided // when it was committed
+		r.append = decided // the event was judged when it was committed
 		if before := newest[r.key]; before != nil {
 			bytes -= int64(before.size())
 		}
@@ -253,15 +254,16 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	return folded, nil
 }
 
-// foldedKeys names what was folded of the archived events in (base, at]. They are others once an object was forgotten.
+// foldedKeys identifies what was folded of the archived events in (base, at]. The events change when an object is
+// forgotten, so forgets is part of it.
 type foldedKeys struct {
 	Keys
 	base, at Revision
 	forgets  uint64
 }
 
-// Nearest returns the newest revision below the given one of which AsOf is sure to know, 0 if there is none, and the
-// oldest such revision at or above it.
+// Nearest returns the newest revision below the given one that AsOf certainly can read, 0 if there is none. It also
+// returns the oldest such revision at or above the given one.
 func (p *Projection) Nearest(ctx context.Context, at Revision) (older, newer Revision, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -293,14 +295,14 @@ func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision,
 // archiveStart is the revision after which all events up to the head are still kept.
 func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
 
-// archived takes the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
-// void events, barriers, and what a rule has let go (pastOf). It is ErrExpired if the range begins below archiveStart,
-// unless it is empty. If few keys are wanted, it asks their rows first, which are found by key, for the revisions.
+// archived takes the events of the keys in (*after, upto], regardless of the floor, and advances after. It leaves out
+// void events, barriers, and what a rule has let go (pastOf). It fails with ErrExpired if a non-empty range begins
+// below archiveStart. If few keys are wanted, it first gets the revisions from the keys' rows.
 func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
 	}
-	if len(s.root.Trimmed) > 0 { // what is inline, or was just written, may be there yet
+	if len(s.root.Trimmed) > 0 { // trimmed events may still be inline, or in a new segment
 		all := take.yield
 		take.yield = func(e eventlog.Event) bool { return e.Revision <= s.root.keptFrom(e.Key.RowKey()) || all(e) }
 	}
@@ -327,7 +329,7 @@ func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto 
 	return deliver(s.records, of, after, upto, take)
 }
 
-// archived takes what the snapshot has, and then the tail's.
+// archived takes the snapshot's events, and then the tail's.
 func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if err := v.snap.archived(ctx, of, after, upto, take); err != nil || *after >= upto {
 		return err
@@ -335,20 +337,20 @@ func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revi
 	return v.tailEvents(ctx, of, after, upto, take)
 }
 
-// RevisionAt is the newest revision that the log had at the time: the last up to which no event is of after the time.
-// An event whose time the marks around it rule out, or this process's clock, is of no time. It is ErrExpired if nothing
-// is kept from so long ago.
+// RevisionAt is the newest revision that the log had at the time: no event up to it is later than the time. An event's
+// time is ignored if the marks around the event or this process's clock rule it out. RevisionAt fails with ErrExpired
+// if nothing is kept from so long ago.
 func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	v, err := p.Latest(ctx)
 	return readOf(ctx, v, err, func(v *View) (Revision, error) { return v.revisionAt(ctx, t) })
 }
 
-// inOrder is how many revisions are read one by one. Of more, single events decide.
+// inOrder is how many revisions are read one by one. A larger range is halved by single events.
 const inOrder = 1024
 
 func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	nanos, start, latest := logTime(t), v.archiveStart(), time.Now().Add(skew).UnixNano()
-	low, known := mark{Revision: start}, false // known: something is of the time or before
+	low, known := mark{Revision: start}, false // known: an event or mark is at or before the time
 	beyond := mark{Revision: v.Revision() + 1, Time: latest}
 	for _, m := range v.snap.root.marks(latest) {
 		if m.Time > nanos && m.Revision < beyond.Revision {
@@ -357,7 +359,7 @@ func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
 			low, known = m, true
 		}
 	}
-	next := beyond.Revision // the first that is after the time
+	next := beyond.Revision // the first revision after the time
 	for rev, end := low.Revision, next; rev+1 < end; {
 		from, halve := rev+1, end-rev > inOrder
 		if halve {
@@ -389,7 +391,7 @@ func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
 }
 
-// marks are what the root knows of times, in any order, without those of after the latest possible time.
+// marks are the revisions whose times the root knows, in any order, without times later than latest.
 func (r *root) marks(latest int64) []mark {
 	marks := slices.Clone(r.Ring)
 	if r.AppliedTime == r.Clock {
@@ -401,7 +403,8 @@ func (r *root) marks(latest int64) []mark {
 	return slices.DeleteFunc(marks, func(m mark) bool { return m.Time == 0 || m.Time > latest })
 }
 
-// logTime is a time as the log's clock counts it. What no int64 of nanoseconds can say is before or after everything.
+// logTime is a time as the log's clock counts it. A time outside the range of int64 nanoseconds is before or after
+// everything.
 func logTime(t time.Time) int64 {
 	switch {
 	case t.Before(time.Unix(0, 0)):
@@ -412,8 +415,8 @@ func logTime(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// TimeOf is the log's time of the newest event up to a revision, within what the marks around it allow. It is the zero
-// time if nothing is known of it.
+// TimeOf is the log's time of the newest event up to a revision, limited by the marks around it. It is the zero time if
+// nothing is known.
 func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error) {
 	v, err := p.AtLeast(ctx, at)
 	nanos, err := readOf(ctx, v, err, func(v *View) (int64, error) { return v.timeOf(ctx, at) })
@@ -447,7 +450,7 @@ func (v *View) timeOf(ctx context.Context, at Revision) (nanos int64, err error)
 	return min(max(nanos, least), most), nil
 }
 
-// eventFrom returns the first event in [from, upto] that is not void and that is wanted.
+// eventFrom returns the first event in [from, upto] that is not void and is wanted.
 func (v *View) eventFrom(ctx context.Context, from, upto Revision, wanted func(eventlog.Event) bool) (first eventlog.Event, found bool, err error) {
 	after := from - 1
 	err = v.archived(ctx, Keys{}, &after, upto, taker{yield: func(e eventlog.Event) bool {

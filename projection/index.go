@@ -14,15 +14,15 @@ import (
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers a root holds itself. Beyond it they go to an idx object, which so is
-	// written once for many spills.
+	// rootFooters is how many bytes of footers a root holds itself. Beyond that the footers go to an idx object, so one
+	// idx object serves many spills.
 	rootFooters = 32 << 10
-	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. A
-	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
+	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. The
+	// footers of a larger base stay in its segments, so that a cold reader does not read footers that it does not need.
 	indexedBase = 1 << 20
 )
 
-// footer is a copy of a segment's footer, byte by byte. With it a reader goes straight to the segment's blocks.
+// footer is an exact copy of a segment's footer. With it a reader goes straight to the segment's blocks.
 type footer struct {
 	_      struct{} `cbor:",toarray"`
 	Key    string
@@ -42,7 +42,7 @@ type index struct {
 	footers lazy[map[string][]byte]
 }
 
-// all are the footers by segment.
+// all returns the footers by segment.
 func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	if x.key == "" {
 		return nil, nil
@@ -54,8 +54,9 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	return *footers, nil
 }
 
-// read returns no footers if the object is damaged, or not there: then they are read from the segments. If it was
-// collected since the root was read, so were some of those, and whoever misses one reads the root again.
+// read returns no footers if the object is damaged or missing: then readers take them from the segments. If the object
+// was collected since the root was read, so were some of its segments. A reader that misses a segment reads the root
+// again.
 func (x *index) read(ctx context.Context) (*map[string][]byte, error) {
 	footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key))
 	if err != nil {
@@ -98,7 +99,7 @@ func decodeIndex(b []byte) (footers []footer, err error) {
 
 func byKey(a, b footer) int { return cmp.Compare(a.Key, b.Key) }
 
-// indexed are the key-ordered segments whose footers are kept beside them: all, except those of a large base.
+// indexed are the key-ordered segments whose footers are also kept outside of them: all, except those of a large base.
 func (r *root) indexed() []segmentRef {
 	base, size := len(r.Segments), int64(0)
 	for i, s := range r.Segments {
@@ -120,9 +121,9 @@ func namesOf(refs []segmentRef) map[string]bool {
 	return names
 }
 
-// writeIndex lets a reader get the footers of the draft in few pieces. The root itself holds those that are known here,
-// which are of the newest segments, and leaves the others to the idx object that it already names. If one of the others
-// is not there either, or the known ones are too many, a new idx object gets all.
+// writeIndex lets a reader get the draft's footers in few reads. The root itself holds the footers that are known here,
+// those of the newest segments. For the others it relies on the idx object that it already names. If that object lacks
+// one of them, or the known footers are too large, a new idx object gets all of them.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
 	segments, inIndex := next.indexed(), namesOf(next.over.root.indexed())
@@ -143,7 +144,7 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	}
 	footers := next.Footers
 	next.Footers, next.Index = nil, ""
-	if len(segments) < 2 { // to read the footer of one segment costs no more than to read an idx object
+	if len(segments) < 2 { // reading one segment's footer costs no more than reading an idx object
 		return nil
 	}
 	for _, s := range segments {
@@ -151,14 +152,14 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 			continue
 		}
 		reader, err := next.over.part(p, s).open(ctx)
-		if err == nil { // a segment that is lost, or a bucket that fails: a commit needs neither
+		if err == nil { // if the segment is lost or the bucket fails, the commit goes on without this footer
 			footers = append(footers, footer{Key: s.Key, Sealed: reader.Footer()})
 		}
 	}
 	slices.SortFunc(footers, byKey)
 	next.Index = p.config.Prefix + "/idx/" + rand.Text()
 	err := p.createFrame(ctx, "index", next.Index, indexMagic, footers)
-	if err != nil { // it may be there all the same, and not each caller's draft is discarded when it is not complete
+	if err != nil { // it may have been written, and some callers do not discard the objects of a failed draft
 		p.discard(ctx, []string{next.Index}, next.over.root)
 		return err
 	}
@@ -166,7 +167,7 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	return nil
 }
 
-// createFrame writes what a root names besides segments, under a name that was never used before.
+// createFrame writes an object other than a segment that a root names, under a new name.
 func (p *Projection) createFrame(ctx context.Context, what, key string, magic uint32, v any) error {
 	return p.createObject(ctx, what, key, encodeFrame(magic, v))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Root is the cell's root for people to read.
+// Root is the cell's root in a form for people to read.
 type Root struct {
 	Serial      uint64    `json:"serial,string"`
 	Epoch       uint64    `json:"epoch,string"`
@@ -57,7 +57,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 		Segments: listed(r.Segments, true), Events: listed(r.Events, false)}, nil
 }
 
-// Tending says of each kind of tending what there is, and what is due or wrong. It reads every checkpoint.
+// Tending reports the state of each kind of tending, and what is due or wrong. It reads every checkpoint.
 func (p *Projection) Tending(ctx context.Context, say func(job, state string, problem error)) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -102,7 +102,7 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 	return out
 }
 
-// Dump yields every row of a segment, in its order, until yield fails. Barriers are rows without a key.
+// Dump yields every row of a segment, in order, until yield fails. Barriers are rows without a key.
 func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error) error {
 	body, _, err := p.config.Bucket.Get(ctx, key)
 	if err != nil {

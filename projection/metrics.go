@@ -50,7 +50,7 @@ var (
 		ofBudget(func(b *cache.Budget) int64 { _, held := b.Used(); return held }))
 )
 
-// lastBudget is that of the projection that was opened last. A process has one.
+// lastBudget is the budget of the projection that was opened last. A process has one projection.
 var lastBudget atomic.Pointer[cache.Budget]
 
 func ofBudget(read func(*cache.Budget) int64) func() float64 {
@@ -62,7 +62,7 @@ func ofBudget(read func(*cache.Budget) int64) func() float64 {
 	}
 }
 
-// writings are all that a projection writes into the bucket.
+// writings are the kinds of objects that a projection writes into the bucket.
 var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "rewriting", "page"}
 
 // Collectors are the package's metrics.
@@ -91,7 +91,7 @@ func (v *View) Waiting() (events int, since time.Time) {
 	return len(v.tail.records), v.tail.records[0].Time
 }
 
-// written counts one object.
+// written counts one object that was written.
 func written(what string, bytes int) {
 	writes.WithLabelValues(what).Inc()
 	writtenBytes.WithLabelValues(what).Add(float64(bytes))

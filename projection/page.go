@@ -14,15 +14,15 @@ import (
 const pageMagic = 0x6770_504c // "LPpg", little endian
 
 // page names an object that lists event segments of the archive, so that the root need not. It covers the revisions
-// from MinRevision on: of what the object lists, segments that end before are let go already.
+// from MinRevision on: listed segments that end before MinRevision are no longer kept.
 type page struct {
 	_                        struct{} `cbor:",toarray"`
 	Key                      string
 	MinRevision, MaxRevision Revision
 }
 
-// pageable are the event segments that go to the next page: the oldest ones, of the archive, once they are half of
-// those that a root may list.
+// pageable are the event segments for the next page: the oldest of the archive, once they are half of what a root may
+// list.
 func (v *View) pageable() []segmentRef {
 	events, many := v.snap.root.Events, max(2, v.p.manyEvents)
 	if len(events) < many || events[many/2-1].MaxRevision > v.Floor() {
@@ -43,7 +43,7 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 			return nil, nil
 		}
 		next := v.snap.draft()
-		pg, err := p.writePage(ctx, refs) // in this root's generation: a collector takes older ones for garbage
+		pg, err := p.writePage(ctx, refs) // in this root's generation: a collector deletes unnamed pages of older ones
 		next.made = append(next.made, pg.Key)
 		if err != nil {
 			return next, err
@@ -65,7 +65,7 @@ func (p *Projection) writePage(ctx context.Context, refs []segmentRef) (page, er
 	return pg, p.createFrame(ctx, "page", pg.Key, pageMagic, refs)
 }
 
-// page are the segments that a page has.
+// page returns the segments of a page.
 func (p *Projection) page(ctx context.Context, pg page) ([]segmentRef, error) {
 	refs, known := p.pages.Get(pg.Key)
 	if !known {
@@ -81,7 +81,7 @@ func (p *Projection) page(ctx context.Context, pg page) ([]segmentRef, error) {
 	return refs[firstAfter(refs, pg.MinRevision-1):], nil
 }
 
-// paged are the event segments that a root's pages have, as far as these can be read.
+// paged returns the event segments of a root's pages, as far as these can be read.
 func (p *Projection) paged(ctx context.Context, r *root) (all []segmentRef, err error) {
 	for _, pg := range r.Pages {
 		refs, failed := p.page(ctx, pg)
@@ -90,7 +90,7 @@ func (p *Projection) paged(ctx context.Context, r *root) (all []segmentRef, err 
 	return all, err
 }
 
-// check holds what every page promises: its segments have no hole, up to its last revision.
+// check verifies what every page promises: its segments have no hole, and end with its last revision.
 func (pg *page) check(refs []segmentRef) error {
 	if len(refs) == 0 || refs[0].MinRevision > pg.MinRevision || refs[len(refs)-1].MaxRevision != pg.MaxRevision {
 		return fmt.Errorf("it is not of the revisions %d to %d: %w", pg.MinRevision, pg.MaxRevision, ErrDamaged)
@@ -98,12 +98,12 @@ func (pg *page) check(refs []segmentRef) error {
 	return contiguous(refs)
 }
 
-// firstAfter is the first of event segments that ends after the revision.
+// firstAfter is the index of the first event segment that ends after the revision.
 func firstAfter(refs []segmentRef, rev Revision) int {
 	return sort.Search(len(refs), func(i int) bool { return refs[i].MaxRevision > rev })
 }
 
-// contiguous fails if event segments have a hole.
+// contiguous fails if there is a hole between event segments.
 func contiguous(refs []segmentRef) error {
 	for i := 1; i < len(refs); i++ {
 		if refs[i].MinRevision != refs[i-1].MaxRevision+1 {
@@ -113,7 +113,7 @@ func contiguous(refs []segmentRef) error {
 	return nil
 }
 
-// dropEvents drops what has nothing after the revision: pages and event segments.
+// dropEvents drops the pages and event segments that have nothing after the revision.
 func (r *root) dropEvents(upto Revision) {
 	for len(r.Pages) > 0 && r.Pages[0].MaxRevision <= upto {
 		r.Pages = r.Pages[1:]
@@ -136,7 +136,7 @@ func (r *root) archiveStart() Revision {
 	return r.Spilled
 }
 
-// archive yields the event segments that have revisions in (after, upto], oldest first, whatever the floor is.
+// archive yields the event segments that have revisions in (after, upto], oldest first, regardless of the floor.
 func (s *snapshot) archive(ctx context.Context, after, upto Revision) iter.Seq2[*part, error] {
 	return func(yield func(*part, error) bool) {
 		for _, pg := range s.root.Pages {
@@ -162,7 +162,7 @@ func (s *snapshot) archive(ctx context.Context, after, upto Revision) iter.Seq2[
 	}
 }
 
-// archivedPart is a segment of a page, as the root names it. It stays open for as long as the budget has room.
+// archivedPart is a segment of a page, as the root names it. It stays open while the budget has room.
 func (s *snapshot) archivedPart(ref segmentRef) *part {
 	id := archivedID{ref.Key, s.root.Forgets}
 	if known, ok := s.p.archived.Get(id); ok {

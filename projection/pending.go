@@ -9,20 +9,20 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Provisional is below the revisions that the writes of a Pending have until they are appended, and above those of any
-// log.
+// Provisional is below the provisional revisions, which the writes of a Pending have until they are appended. It is
+// above the revisions of any log.
 const Provisional = Revision(1) << 62
 
-// provisionals counts them, so that no two are the same: decoded objects are cached by their revision.
+// provisionals counts the provisional revisions, so that none recurs: decoded objects are cached by their revision.
 var provisionals atomic.Uint64
 
-// Pending is what one writer is going to append in one batch. Its writes are made one after another, each from a view
-// that shows those before it and that nobody else sees. It is not safe for concurrent use.
+// Pending is what one writer will append in one batch. It makes its writes one after another. Each is computed from a
+// view that shows the writes before it, and that nobody else sees. A Pending is not safe for concurrent use.
 type Pending struct {
 	base *View
 	// view is the base with the writes.
 	view *View
-	// keys are those of the writes, in the order of their first ones.
+	// keys are the keys of the writes, in the order of their first writes.
 	keys       []*pendingKey
 	byKey      map[string]*pendingKey
 	byRevision map[Revision]*pendingKey
@@ -31,7 +31,7 @@ type Pending struct {
 // pendingKey is what was written to one key.
 type pendingKey struct {
 	last Write
-	// record is what the view shows of it.
+	// record is what the view shows of the key.
 	record *record
 	// created says that the base has no such object.
 	created bool
@@ -42,7 +42,7 @@ type pendingKey struct {
 // Pending begins a batch on the view.
 func (v *View) Pending() *Pending {
 	shown := *v
-	// The newest root may have what came after the base, and nothing would tell that from what the base has.
+	// A newer root may contain events after the base, and nothing would tell them apart from the base's events.
 	shown.again = func(context.Context, *View) (*View, error) {
 		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
 	}
@@ -66,17 +66,17 @@ func (p *Pending) Len() int {
 	return n
 }
 
-// nothing says that an object was made and deleted again, so that nothing has to be written.
+// nothing says that an object was made and deleted again, so that there is nothing to append.
 func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eventlog.Deleted }
 
-// Deleted says whether the writes have deleted an object that the base has, and not made another one in its place.
+// Deleted says whether the writes have deleted an object that the base has, without making another one in its place.
 func (p *Pending) Deleted(key eventlog.Key) bool {
 	k := p.byKey[key.RowKey()]
 	return k != nil && !k.created && k.last.event.Op == eventlog.Deleted
 }
 
-// Add adds writes, which must be of the pending view, to what will be appended. It returns the provisional revision of
-// the last one.
+// Add adds writes to what will be appended. They must have been computed from the pending view. Add returns the
+// provisional revision of the last one.
 func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 	for _, w := range writes {
 		if w.view != p.view {
@@ -92,11 +92,11 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 			r.Body = nil // nobody reads it
 		}
 		k := p.byKey[r.key]
-		if k == nil || k.nothing() { // what is made in the place of what has left no trace is another object
+		if k == nil || k.nothing() { // after a create and a delete, a new create is another object
 			k = &pendingKey{created: r.Op == eventlog.Added}
 			p.byKey[r.key], p.keys = k, append(p.keys, k)
 		}
-		if k.record != nil && k.record.Op != eventlog.Deleted { // what follows it is valid without it
+		if k.record != nil && k.record.Op != eventlog.Deleted { // the new record is valid without the old one
 			shown.tail.byKey.Delete(k.record)
 		}
 		k.last, k.record = w, r
@@ -108,9 +108,9 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 	return shown.Revision(), nil
 }
 
-// Rebase appends from a newer view what was computed from an older one. That is the same if nothing has changed since
-// that the batch writes, or that decides about such a write, whose key decides is given. Else nothing is done, and it
-// returns the key of a write that has lost. Errors are those of View.EventsOf.
+// Rebase makes a newer view the base of the batch, which was computed from an older one. It may, if nothing has changed
+// since that the batch writes or that decides about one of its writes; decides gives the keys that decide about a key.
+// Otherwise Rebase changes nothing, and returns the key of a write that has lost. Errors are those of View.EventsOf.
 func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key) []Keys) (lost eventlog.Key, err error) {
 	deciding := map[Keys]eventlog.Key{}
 	for _, k := range p.keys {
@@ -144,7 +144,7 @@ func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key
 
 // Append appends all writes in one batch, each key once, with its base and its precondition in the base view. It
 // returns the revision of the last event, 0 if there is nothing to append. Errors are those of View.Append, and
-// ErrExpired. Nothing may be added any more.
+// ErrExpired. Nothing may be added afterwards.
 func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error) {
 	var writes []Write
 	for _, k := range p.keys {
@@ -160,7 +160,7 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 			w = at.Delete()
 		}
 		writes = append(writes, w.By(k.last.event.Author))
-		k.appended = Revision(len(writes)) // its place
+		k.appended = Revision(len(writes)) // its place in the batch, until the batch is appended
 	}
 	if len(writes) == 0 {
 		return 0, nil
@@ -177,8 +177,8 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 	return last, nil
 }
 
-// Appended is the revision of the event that an append has made of a write with a provisional revision. It is 0 if the
-// object was made and deleted again. Any other revision is what it is.
+// Appended is the revision of the event that Append made of the write with this provisional revision. It is 0 if the
+// object was made and deleted again. A revision that is not provisional is returned unchanged.
 func (p *Pending) Appended(revision Revision) Revision {
 	if k := p.byRevision[revision]; k != nil {
 		return k.appended

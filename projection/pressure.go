@@ -11,15 +11,16 @@ import (
 )
 
 const (
-	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself. The projector is down, or
-	// does not keep up.
+	// relieveShare: a process whose tail takes 1/relieveShare of its budget commits by itself. The projector is down,
+	// or does not keep up.
 	relieveShare = 4
-	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for sparePause.
+	// relieveTime bounds how long relief delays the request that does it. After a failure no request tries for
+	// sparePause.
 	relieveTime = 5 * time.Second
 	sparePause  = 5 * time.Second
 )
 
-// pressed is ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
+// pressed returns ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
 func (v *View) pressed() error {
 	if v.tail.bytes > v.p.config.TailBytes {
 		return fmt.Errorf("the snapshot is %d MiB behind the log: %w", v.tail.bytes>>20, ErrBehind)
@@ -27,8 +28,9 @@ func (v *View) pressed() error {
 	return nil
 }
 
-// mayWrite is ErrBehind if the tail has outgrown its budget and stays so. If a request is giving relief, mayWrite waits
-// for it, so a writer that is faster than the commits is held up. It is refused only if they fail or take too long.
+// mayWrite returns ErrBehind if the tail has outgrown its budget and stays so. While a request is shortening the tail,
+// mayWrite waits for it. So a writer that is faster than the commits is slowed down, and refused only if they fail or
+// take too long.
 func (v *View) mayWrite(ctx context.Context) error {
 	if v.pressed() == nil {
 		return nil
@@ -47,12 +49,12 @@ func (v *View) pressing() bool {
 }
 
 // relieve shortens a tail that has grown too long, within the request that notices, which may be a GET. It reads the
-// root again, as somebody else may have committed. If that is not enough, it commits once. It purges nothing, as what
-// serves requests may not (eventlog.Roles).
+// root again, as another process may have committed. If that is not enough, it commits once. It purges nothing, because
+// processes that serve requests may not purge (eventlog.Roles).
 //
-// This is bounded: one request of the process does it at a time, for relieveTime at most, and the others go on with the
-// view that they have. What it could not finish, a later request does. A failure is not the request's: the view is as
-// good as before.
+// This is bounded: one request of the process does it at a time, for relieveTime at most. The others go on with the
+// view that they have. A later request finishes what this one could not. A failure does not fail the request, because
+// its view is as good as before.
 func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	limit := p.config.TailBytes / relieveShare
 	if p.config.ReadOnly || v.tail.bytes <= limit || !p.mayAskBucket() {
@@ -78,8 +80,8 @@ func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	return p.view.Load()
 }
 
-// mayAskBucket reports whether a request may ask the bucket for what it can do without. It does not for a while after
-// the bucket has failed one.
+// mayAskBucket reports whether a request may ask the bucket for something that it can do without. It may not for a
+// while after such a request to the bucket has failed.
 func (p *Projection) mayAskBucket() bool { return time.Now().UnixNano() >= p.sparing.Load() }
 
 func (p *Projection) spareBucket() { p.sparing.Store(time.Now().Add(sparePause).UnixNano()) }

@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Revision is the log's.
+// Revision is a revision of the log.
 type Revision = eventlog.Revision
 
 // Config says what a Projection reads and how much it may hold.
@@ -29,31 +29,32 @@ type Config struct {
 	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by
 	// default.
 	InlineBytes int
-	// Budget is what decoded segment blocks take their bytes of, together with the process's other caches; one of 64
-	// MiB by default. The tail is held in it. Facts of blocks (Selection) may take an eighth of it besides.
+	// Budget is what decoded segment blocks share with the process's other caches; 64 MiB by default. The tail counts
+	// in it too. Facts of blocks (Selection) may take an eighth of it in addition.
 	Budget *cache.Budget
-	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects; none if it is empty.
+	// CacheFolder is a folder on a local disk that keeps the bytes that were read of immutable objects; empty for none.
 	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
 	CacheFolder      string
 	CacheFolderBytes int64
 	// TailBytes is how many bytes of events may come after the snapshot; by default half of Budget, and at least 32
-	// MiB. Past a quarter of it Latest commits. Past all of it View.Append refuses writes.
+	// MiB. Beyond a quarter of it Latest commits. Beyond all of it View.Append refuses writes.
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
-	// Founded says that the cell has a root since it was made. If the bucket has none, it is another cell's, and
-	// everything fails with ErrNoRoot. Otherwise a commit to a wrong bucket would take the log's beginning with it.
+	// Founded says that the cell has had a root since it was made. A bucket without a root then belongs to another
+	// cell, and every call fails with ErrNoRoot. Otherwise a commit to a wrong bucket would have the log's beginning
+	// purged.
 	Founded bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
 	// HistoryRules keep the past of some objects for a shorter time than History. All processes of a cell should be
-	// given the same.
+	// given the same rules.
 	HistoryRules []HistoryRule
 	// Checkpoints say which roots are kept beside the newest one; none by default. All processes of a cell should be
 	// given the same rules, and the same retentions.
 	Checkpoints []CheckpointRule
-	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
-	// longer, nor any list that reads one view.
+	// Grace is how old garbage must be, by the bucket's clock, before it is deleted; 15 min by default. No commit may
+	// take longer, nor any list that reads one view.
 	Grace time.Duration
 	// Tracer gets a span for each traced event that this process commits, in the trace of the request that wrote it;
 	// none by default.
@@ -68,39 +69,39 @@ type Projection struct {
 	facts  *factCache
 	// pasts are the snapshots of checkpoints, by the checkpoint's key.
 	pasts *cache.Cache[string, *snapshot]
-	// pages are those of the archive by key, archived the segments of pages that were opened.
+	// pages are the pages of the archive by key, archived the segments of pages that were opened.
 	pages    *cache.Cache[string, []segmentRef]
 	archived *cache.Cache[archivedID, *part]
-	// folded are what was made of archived events.
+	// folded are the tails that were folded of archived events.
 	folded *cache.Cache[foldedKeys, *tail]
-	// folder is that of the newest generation, nil without one and before the first view.
+	// folder is the folder of the newest generation; nil if none is configured, and before the first view.
 	folder atomic.Pointer[folder]
 
-	// view is the newest one. publishing is held while it is replaced, and never across a request.
+	// view is the newest view. publishing is held while view is replaced, and never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
-	// purgeLog, fenceLog and fillLog are the log's; tests replace them by ones that fail, or write less.
+	// purgeLog, fenceLog and fillLog are the log's methods; tests replace them with ones that fail or write less.
 	purgeLog, fenceLog func(context.Context, Revision) error
 	fillLog            func(context.Context) (Revision, error)
 	// rootFooters is how many bytes of footers a root holds itself, manyEvents how many event segments it lists before
 	// some are joined, partBytes how many bytes a part of a run has; tests lower them.
 	rootFooters, manyEvents, partBytes int
-	// pins has, by a checkpoint's key, the names that it pins. They never change.
+	// pins maps a checkpoint's key to the names that it pins, which never change.
 	pins sync.Map
-	// broken has, by a segment's key, when a compaction could not read it. It goes round that for brokenTime.
+	// broken maps a segment's key to the time when a compaction could not read it. Compactions avoid it for brokenTime.
 	broken sync.Map
-	// undecided is the draft whose put has failed. Only swapRoot sets it.
+	// undecided is a draft whose put failed, so that nobody knows whether it is the root. Only swapRoot sets it.
 	undecided atomic.Pointer[draft]
-	// givesUp is set by PlanFence: commits do without an event that no server has whole, and without what follows it.
+	// givesUp is set by PlanFence: commits leave out an event that no server has whole, and every event after it.
 	givesUp atomic.Bool
-	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
+	// fatal is set once the log has turned out to be another one (invariant 9). failing is closed at the same time.
 	fatal   atomic.Pointer[error]
 	failing chan struct{}
 
-	// reading lets one caller read root and tail for all who wait. committing lets one commit. following lets one wait
-	// for the log. relieving lets one shorten a long tail.
+	// reading lets one caller read root and tail for all that wait. committing lets one commit at a time, following
+	// lets one follow the log, and relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
-	// sparing is until when requests ask the bucket for nothing that they can do without, in nanoseconds since 1970.
+	// sparing is the time, in nanoseconds since 1970, until which requests ask the bucket only for what they must have.
 	sparing atomic.Int64
 }
 
@@ -119,7 +120,7 @@ func Open(c Config) (*Projection, error) {
 	return p, err
 }
 
-// open is Open for who may have only the bucket, and asks no log.
+// open is Open for callers that may have only the bucket; it does not ask the log.
 func open(c Config) (*Projection, error) {
 	c.Prefix = cmp.Or(c.Prefix, "logplane")
 	c.InlineBytes = cmp.Or(c.InlineBytes, 256<<10)
@@ -145,10 +146,10 @@ func open(c Config) (*Projection, error) {
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
 
-// Budget is what the caches of the process take their bytes of.
+// Budget is the byte budget that the caches of the process share.
 func (p *Projection) Budget() *cache.Budget { return p.config.Budget }
 
-// Shrink drops most of the decoded blocks, those first that were not used for longest.
+// Shrink drops most of the decoded blocks, the least recently used first.
 func (p *Projection) Shrink() {
 	p.cache.blocks.Shrink()
 	p.cache.outlines.Shrink()
@@ -179,7 +180,7 @@ func (p *Projection) failed() error {
 	return nil
 }
 
-// fail returns the error. ErrDiverged is final: every call returns it from then on.
+// fail returns the error. ErrDiverged is final: every later call returns it.
 func (p *Projection) fail(err error) error {
 	if !errors.Is(err, eventlog.ErrDiverged) {
 		return err
