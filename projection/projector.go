@@ -12,17 +12,17 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// job is one kind of work of a projector. It fails, backs off, and is counted by itself.
+// job is one kind of work of a projector. Each job fails, backs off, and is counted by itself.
 type job struct {
 	name string
 	do   func(context.Context) (more bool, err error)
-	// pause is how long the job is left alone after a first failure. It doubles with each further one, up to most.
+	// pause is how long the job rests after a first failure. It doubles with each further failure, up to most.
 	pause, most time.Duration
 	failures    int
 	again       time.Time
 }
 
-// jobs are what tends the bucket. The longest comes last, for who has little time.
+// jobs are the work that tends the bucket. The longest comes last, for callers with little time.
 func (p *Projection) jobs() []*job {
 	var swept time.Time
 	sweep := func(ctx context.Context) (bool, error) {
@@ -42,7 +42,7 @@ func (p *Projection) jobs() []*job {
 	return jobs
 }
 
-// work does a job, and says and counts how it went.
+// work does a job, and logs and counts the outcome.
 func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 	more, err = j.do(ctx)
 	failed := jobFailures.WithLabelValues(j.name)
@@ -62,11 +62,12 @@ func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 	return false, err
 }
 
-// Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if so
-// much was added that readers would have a long tail to read. After commits, it tends the bucket. An idle cell costs no
-// request. Run returns when ctx ends, or with an error that is final, such as eventlog.ErrDiverged.
+// Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if
+// readers would otherwise have a long tail to read. After commits, it tends the bucket. An idle cell costs no request.
+// Run returns when ctx ends, or with an error that is final, such as eventlog.ErrDiverged.
 //
-// Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
+// If Run is killed at any point, the bucket has either the old root or the new one. Everything else it wrote is
+// garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	commit := &job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
 		do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
@@ -82,8 +83,9 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// commitAll commits what is there, and then what comes. A barrier alone is no reason: a commit causes a barrier on a
-// replicated log, which would cause a commit. If the log was purged and the root cannot be read, it begins again.
+// commitAll commits the events that are there, and then new ones as they come. A barrier alone causes no commit: on a
+// replicated log a commit causes a barrier, so the two would never end. If the log was purged and the root cannot be
+// read, commitAll begins again.
 func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Ticker, committed chan<- struct{}) error {
 	for {
 		if err := p.commitSurely(ctx, commit, nil); err != nil {
@@ -113,12 +115,12 @@ func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Tick
 	}
 }
 
-// commitSurely commits, and tries again as long as the bucket does not take it. An error that it returns is final.
+// commitSurely commits, and tries again while the bucket refuses it. An error that it returns is final.
 func (p *Projection) commitSurely(ctx context.Context, commit *job, committed chan<- struct{}) error {
 	for {
 		_, err := p.work(ctx, commit)
 		select {
-		case committed <- struct{}{}: // also if it failed: that is no reason to let the bucket grow
+		case committed <- struct{}{}: // also after a failure, which is no reason to let the bucket grow
 		default:
 		}
 		if err == nil || p.failed() != nil || final(err) {
@@ -130,7 +132,7 @@ func (p *Projection) commitSurely(ctx context.Context, commit *job, committed ch
 	}
 }
 
-// tend does the jobs after commits, beside the next ones. What fails is tried again after a later commit.
+// tend does the jobs after commits, concurrently with later commits. A failed job is tried again after a later commit.
 func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error {
 	jobs := p.jobs()
 	for {
@@ -140,7 +142,7 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 		case <-committed:
 		}
 		if p.undecided.Load() != nil {
-			continue // the root is not taken: the next commit tries again, and nothing else is written meanwhile
+			continue // the next commit tries to put the root again; until then nothing else is written
 		}
 		for _, j := range jobs {
 			for more := !time.Now().Before(j.again); more; {
@@ -156,7 +158,8 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 
 // Once does what Run does, for a function that a timer calls: it commits, collects garbage if a grace period has
 // passed, trims the past, and joins and merges segments once if that is due. merged says that there may be more to
-// merge. What fails does not keep the rest from being done, and err has all that failed.
+// merge. A failure does not stop the later jobs, except that of the commit if it is final or leaves the root undecided.
+// err joins all failures.
 func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
 	commit := &job{name: "commit", do: func(ctx context.Context) (_ bool, err error) { applied, err = p.Commit(ctx); return false, err }}
 	_, err = p.work(ctx, commit)
@@ -171,8 +174,8 @@ func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, e
 	return applied, merged, err
 }
 
-// sweepable reports whether the last collection, by any projector, is a grace period of log time ago: more often, a
-// long compaction might never finish.
+// sweepable reports whether the last collection, by any projector, is at least a grace period of log time ago. If
+// collections were more frequent, a long compaction might never finish.
 func (p *Projection) sweepable() bool {
 	v := p.view.Load()
 	return v != nil && v.snap.root.Clock-v.snap.root.Swept >= int64(p.config.Grace)

@@ -16,55 +16,56 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// RecoverPlan says what Recover would do to a cell whose root is damaged, lost or old, or has done.
+// RecoverPlan says what Recover would do, or has done, to a cell whose root is damaged, lost or old.
 type RecoverPlan struct {
-	// Wrong is what is wrong with the root. It is nil if nothing is, and then there is nothing to recover.
+	// Wrong is what is wrong with the root. It is nil if nothing is; then there is nothing to recover.
 	Wrong error
-	// From is the key of the newest root or checkpoint of which all can be read, empty for the cell's beginning.
-	// Passed says why newer ones, and what else was looked at, are not used.
+	// From is the key of the newest root or checkpoint that can be read completely, empty for the cell's beginning.
+	// Passed says why newer ones, and other objects that were examined, are not used.
 	From   string
 	Passed []error
-	// Revision is the last up to which the bucket has everything, and Time its log time: From and the event segments
-	// that go on from there.
+	// Revision is the last revision up to which From and the event segments after it have everything. Time is its log
+	// time.
 	Revision Revision
 	Time     time.Time
-	// Log is what the log held. Lost says why none of its events can be kept: it is another's, or one of them is
-	// damaged wherever it is. It is nil if they are.
+	// Log is what the log held. Lost says why none of its events can be kept: the log belongs to another cell, or no
+	// server has one of them undamaged. It is nil if they can be kept.
 	Log  eventlog.Bounds
 	Lost error
 	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if
-	// nothing is missing. Until is the log time of what comes after, zero if nothing does.
+	// nothing is missing. Until is the log time of the first event after the gap, zero if there is none.
 	Missing Revision
 	Until   time.Time
-	// To is the next revision after the fence that must follow; 0 if none must: nothing is lost.
+	// To is the first revision after the fence that must follow. It is 0 if nothing is lost, so that no fence is
+	// needed.
 	To Revision
 
 	etag   string // of the root, empty if there is none
-	root   *root  // the new one, without what is still to be folded
+	root   *root  // the new one, without the events that are still to be folded
 	bridge []eventFile
-	end    root // whose position is that of Revision
-	// highest is the highest revision that the log or the name of an object of the bucket has.
+	end    root // its position is that of Revision
+	// highest is the highest revision in the log or in any name of an object of the bucket.
 	highest Revision
 }
 
-// eventFile is an event segment as the list of the bucket has it.
+// eventFile is an event segment as the bucket lists it.
 type eventFile struct {
 	bucket.Attributes
 	first, last Revision
 }
 
-// remains is what is left of a cell's objects, by key.
+// remains are the remaining objects of a cell, by key.
 type remains map[string]bucket.Attributes
 
-// recoveredSerials is more than roots were written since a checkpoint.
+// recoveredSerials is more than the number of roots that can have been written since a checkpoint.
 const recoveredSerials = 1 << 32
 
-// recoveredID begins the applied request id of a recovered root that is still to be fenced. The log has no such event,
-// so every process stops with ErrDiverged.
+// recoveredID is the prefix of the applied request id of a recovered root that must still be fenced. The log has no
+// such event, so every process stops with ErrDiverged.
 const recoveredID = "recover-"
 
-// PlanRecover finds out what can be had again of a cell whose root cannot be read, is not there, or is older than what
-// the log begins with. It reads all that the new root would name, and writes nothing.
+// PlanRecover finds out what can be recovered of a cell whose root cannot be read, is missing, or ends before the log
+// begins. It reads all that the new root would name, and writes nothing.
 func (p *Projection) PlanRecover(ctx context.Context) (*RecoverPlan, error) {
 	plan, err := p.planRecover(ctx)
 	if err != nil {
@@ -103,7 +104,7 @@ func (p *Projection) planRecover(ctx context.Context) (*RecoverPlan, error) {
 	})
 	files, highest := there.events(p.config.Prefix)
 	plan.highest = max(highest, plan.Log.Head)
-	if len(candidates)+len(files)+len(plan.Passed) > 0 { // else this is not the cell's bucket
+	if len(candidates)+len(files)+len(plan.Passed) > 0 { // otherwise this is not the cell's bucket
 		candidates = append(candidates, candidate{"", &root{}})
 	}
 	for _, c := range candidates {
@@ -120,16 +121,16 @@ func (p *Projection) planRecover(ctx context.Context) (*RecoverPlan, error) {
 		plan.Wrong, p.config.Prefix, errors.Join(plan.Passed...))
 }
 
-// errUseless says that nothing can be made of a root or checkpoint.
+// errUseless says that a root or checkpoint cannot be the start of a new root.
 var errUseless = errors.New("nothing can be recovered from it")
 
-// candidate is what a new root may be made of.
+// candidate is a root or checkpoint that a new root may start from.
 type candidate struct {
 	key  string
 	root *root
 }
 
-// examineRoot reads the root, and says in the plan what is wrong with it. It returns nil if it cannot be read.
+// examineRoot reads the root, and records in the plan what is wrong with it. It returns nil if the root cannot be read.
 func (p *Projection) examineRoot(ctx context.Context, plan *RecoverPlan, there remains) (*root, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {
@@ -158,7 +159,7 @@ func (p *Projection) examineRoot(ctx context.Context, plan *RecoverPlan, there r
 	return r, nil
 }
 
-// lacks are the keys of what a root needs and the bucket does not have, or not in that size.
+// lacks are the keys of the objects that a root needs, but that the bucket lacks or has in another size.
 func (there remains) lacks(r *root) (missing []string) {
 	for _, ref := range slices.Concat(r.Segments, r.Events) {
 		if there[ref.Key].Size != ref.Size {
@@ -173,8 +174,8 @@ func (there remains) lacks(r *root) (missing []string) {
 	return missing
 }
 
-// readCheckpoints returns those that can be read and of which all is there, ascending, the younger of two of one
-// revision: the other one was written anew, and is garbage. The plan says which cannot.
+// readCheckpoints returns the checkpoints that can be read and whose objects are all there, ascending. Of two with one
+// revision it returns the younger: the older was rewritten, and is garbage. The plan says which cannot be used.
 func (p *Projection) readCheckpoints(ctx context.Context, plan *RecoverPlan, there remains) (whole []candidate, err error) {
 	found := slices.SortedFunc(maps.Values(there), func(a, b bucket.Attributes) int {
 		return cmp.Or(cmp.Compare(keyRevision(a.Key), keyRevision(b.Key)), a.Modified.Compare(b.Modified))
@@ -204,18 +205,19 @@ func (p *Projection) readCheckpoints(ctx context.Context, plan *RecoverPlan, the
 	return whole, nil
 }
 
-// keyRevision is the first revision in the name of an object, 0 if that has none.
+// keyRevision is the first revision in the name of an object; 0 if the name has none.
 func keyRevision(key string) (rev Revision) {
 	_, _ = fmt.Sscanf(key[strings.LastIndexByte(key, '/')+1:], "%d-", &rev)
 	return rev
 }
 
-// events are the event segments, by where they end, the youngest last, and the highest revision in any object's name.
+// events are the event segments, sorted by their last revision and then by age, the youngest last. It also returns the
+// highest revision in any object's name.
 func (there remains) events(prefix string) (files []eventFile, highest Revision) {
 	for key, a := range there {
 		f := eventFile{Attributes: a}
 		_, err := fmt.Sscanf(key[strings.LastIndexByte(key, '/')+1:], "%d-%d-", &f.first, &f.last)
-		if highest = max(highest, f.first); err != nil { // a checkpoint has one
+		if highest = max(highest, f.first); err != nil { // a checkpoint's name has one revision
 			continue
 		}
 		highest = max(highest, f.last)
@@ -227,7 +229,7 @@ func (there remains) events(prefix string) (files []eventFile, highest Revision)
 	return files, highest
 }
 
-// planFrom completes the plan with a candidate, if all that the new root names can be read.
+// planFrom completes the plan with a candidate, if all objects that the new root would name can be read.
 func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidate, listed []candidate, files []eventFile) error {
 	plan.From, plan.Missing, plan.To, plan.Lost, plan.Until, plan.bridge = c.key, 0, 0, nil, time.Time{}, nil
 	if err := p.contradicted(ctx, c.root, files); err != nil {
@@ -237,16 +239,16 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	if err != nil {
 		return err
 	}
-	// As far as the bucket goes on, and then the log: is it the same history?
+	// Extend the root with the event segments of the bucket, and then compare with the log: is it the same history?
 	bridged := *plan.root
 	plan.bridge, err = p.readBridge(ctx, v, &bridged, files)
 	if err != nil {
 		return err
 	}
 	within := bridged.Applied >= plan.Log.First && bridged.Applied <= plan.Log.Head
-	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // it ends with a barrier
+	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // they end with a barrier
 		e, err := p.config.Log.EventAt(ctx, bridged.Applied)
-		if err != nil && !errors.Is(err, eventlog.ErrNowhere) { // which is met again below
+		if err != nil && !errors.Is(err, eventlog.ErrNowhere) { // compareLog below finds it again
 			return err
 		}
 		bridged.AppliedID, bridged.AppliedTime = e.RequestID, e.Time.UnixNano()
@@ -254,7 +256,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	v.root, v.problems, plan.end = &bridged, nil, bridged
 	v.p.config.Log = p.config.Log
 	err = cmp.Or(v.compareLog(ctx), errors.Join(v.problems...))
-	if errors.Is(err, ErrHole) { // then all of the log is to be folded: can it be read?
+	if errors.Is(err, ErrHole) { // then the whole log is to be folded, so try to read it
 		unread := p.config.Log.Tail(ctx, plan.Log.First-1, plan.Log.Head, func(e eventlog.Event) error {
 			if plan.Until.IsZero() {
 				plan.Until = e.Time
@@ -274,7 +276,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	}
 	switch {
 	case err == nil:
-		if plan.Log.First <= plan.root.Applied+1 { // the next commit does the rest
+		if plan.Log.First <= plan.root.Applied+1 { // the next commit folds the rest
 			plan.bridge = nil
 		}
 		return nil
@@ -292,8 +294,8 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	return nil
 }
 
-// contradicted fails if the bucket has only another event where a candidate says that it ends: then that is another
-// cell's. An event segment that cannot be read says nothing.
+// contradicted fails if the event segments that have the candidate's last revision only have another event there. Then
+// the candidate belongs to another cell. An event segment that cannot be read proves nothing.
 func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFile) error {
 	var other error
 	confirmed := false
@@ -322,9 +324,10 @@ func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFil
 	return other
 }
 
-// readable makes the plan's root of a candidate's, and reads all that it names. If there is an archive, its event
-// segments are listed again, as far back as they have no hole: a checkpoint does not name them. What rules have let go
-// since is not known, so their objects' past begins at the floor. Footers are read from the segments.
+// readable makes the plan's root from a candidate's, and reads all that it names. A checkpoint does not name the event
+// segments of the archive. So if there is an archive, they are listed again, as far back as they have no hole. It is
+// unknown what rules have let go since, so the past of such objects begins at the floor. Footers are read from
+// segments.
 func (p *Projection) readable(ctx context.Context, plan *RecoverPlan, of *root, files []eventFile) (*verification, error) {
 	r := of.clone()
 	r.Serial += recoveredSerials
@@ -361,7 +364,7 @@ func (p *Projection) readable(ctx context.Context, plan *RecoverPlan, of *root, 
 	return nil, fmt.Errorf("%w: %w", errors.Join(v.problems...), errUseless)
 }
 
-// openEvents reads an event segment whole.
+// openEvents reads an event segment completely.
 func (p *Projection) openEvents(ctx context.Context, f eventFile) (*segment.Reader, segmentRef, error) {
 	body, _, err := p.config.Bucket.Get(ctx, f.Key)
 	if err != nil {
@@ -379,10 +382,11 @@ func (p *Projection) openEvents(ctx context.Context, f eventFile) (*segment.Read
 		MaxKey: []byte(sum.MaxKey), MinRevision: f.first, MaxRevision: f.last}, nil
 }
 
-// readBridge goes on from a root as far as event segments do that no checkpoint names, and returns them. It moves the
-// applied revision along, and adds their events to what is compared with the log. One that is damaged is passed by.
+// readBridge continues from a root with event segments that no checkpoint names, as far as they go, and returns them.
+// It advances the root's applied revision, and adds their events to those that are compared with the log. It skips a
+// segment that is damaged.
 func (p *Projection) readBridge(ctx context.Context, v *verification, at *root, files []eventFile) (bridge []eventFile, err error) {
-	for i := len(files) - 1; i >= 0; i-- { // the one that reaches farthest
+	for i := len(files) - 1; i >= 0; i-- { // take the segment that reaches farthest
 		f := files[i]
 		if f.first > at.Applied+1 || f.last <= at.Applied {
 			continue
@@ -408,7 +412,7 @@ func (p *Projection) readBridge(ctx context.Context, v *verification, at *root, 
 	return bridge, nil
 }
 
-// bridged yields the records of an event segment after a revision.
+// bridged yields the records of an event segment that come after a revision.
 func (p *Projection) bridged(ctx context.Context, f eventFile, after Revision, yield func(*record) error) error {
 	reader, _, err := p.openEvents(ctx, f)
 	if err != nil {
@@ -425,13 +429,13 @@ func (p *Projection) bridged(ctx context.Context, f eventFile, after Revision, y
 	return nil
 }
 
-// Recover does what the plan says, at an operator's word: all processes of the cell have stopped.
+// Recover does what the plan says. The operator vouches that all processes of the cell have stopped.
 //
-//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if that is needed. A crash
-//     here leaves garbage.
+//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if needed. A crash here
+//     leaves garbage.
 //  2. The root is created, or replaced if it is still the one that the plan has seen. If nothing is lost, that is all,
-//     and the log goes on. Otherwise the new root ends with no event of the log: a crash after this leaves a cell that
-//     every process refuses with ErrDiverged, until an operator fences it.
+//     and the log goes on. Otherwise the new root ends with an event that the log does not have. A crash after this
+//     leaves a cell that every process refuses with ErrDiverged, until an operator fences it.
 //  3. The cell is fenced above every revision that was ever used (invariant 9).
 func (p *Projection) Recover(ctx context.Context, plan *RecoverPlan) error {
 	next := &draft{root: plan.root.clone(), over: p.snapshotOf(&root{}, nil, nil, plan.etag, nil)}
@@ -462,7 +466,7 @@ func (p *Projection) Recover(ctx context.Context, plan *RecoverPlan) error {
 	return nil
 }
 
-// refold adds to the draft what comes after its root: of the bucket, and of the log if revisions are missing before it.
+// refold adds to the draft the bucket's events after its root. If revisions are missing, it adds the log's events too.
 func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft) (err error) {
 	if next.records, err = next.inlineRecords(); err != nil || plan.To == 0 && plan.bridge == nil {
 		return err
@@ -496,14 +500,14 @@ func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft)
 		next.AppliedID, next.AppliedTime = plan.end.AppliedID, plan.end.AppliedTime
 	}
 	if plan.To > 0 {
-		// Nor has the log an event of that time, where the last one has no id.
+		// The time must differ too, in case the log's last event has no id.
 		next.AppliedID, next.AppliedTime, next.Floor = recoveredID+rand.Text(), next.AppliedTime+1, next.Applied
 	}
 	return p.spill(ctx, next, records)
 }
 
-// foldOver folds the log's events, with barriers for the missing revisions before them. What an event was over may be
-// among those. So an event of a key is taken at its word, until the log has another one of that key.
+// foldOver folds the log's events, with barriers for the missing revisions before them. The version that an event
+// replaced may be among the missing. So the base that a key's first valid event names is trusted.
 func (p *Projection) foldOver(ctx context.Context, plan *RecoverPlan, next *draft, fold func(*record) error) error {
 	log, err := p.config.Log.Extent(ctx)
 	if err != nil {
@@ -521,7 +525,7 @@ func (p *Projection) foldOver(ctx context.Context, plan *RecoverPlan, next *draf
 	if err := barriers(log.First-1, unixTime(next.AppliedTime)); err != nil || log.Head < log.First {
 		return err
 	}
-	live := map[string]Revision{} // of keys that the log has events of
+	live := map[string]Revision{} // live revisions of the keys that the log has events of
 	var batch []*record
 	var last time.Time
 	err = p.config.Log.Tail(ctx, log.First-1, log.Head, func(e eventlog.Event) error {

@@ -18,17 +18,17 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// errCellExists says that there is a cell where a new one was to be made.
+// errCellExists says that there is already a cell where a new one was to be made.
 var errCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
 
-// Source is a cell of which only the bucket is read. Its log is not asked, and may be gone. All that one call reads is
-// of one root. It is not safe for concurrent use.
+// Source is a cell of which only the bucket is read. Its log is not asked, and may be gone. One call reads everything
+// from one root. It is not safe for concurrent use.
 type Source struct {
 	p      *Projection
 	newest *snapshot
 }
 
-// OpenSource reads a cell's newest root, and writes nothing.
+// OpenSource reads a cell's newest root. It writes nothing.
 func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cache.Budget) (*Source, error) {
 	p, err := open(Config{Bucket: b, Prefix: prefix, Budget: budget, ReadOnly: true})
 	if err != nil {
@@ -44,8 +44,8 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 	return &Source{p, newest}, nil
 }
 
-// retry reads the root again, and what comes after, twice at most, if the source has gone on under a read: what was
-// compacted, collected or expired is found in the newest root, if it is still kept.
+// retry repeats a read on the newest root, twice at most, if the source's cell has changed under it. What was
+// compacted, collected or expired is found through the newest root, if it is still kept.
 func (s *Source) retry(ctx context.Context, read func() error) error {
 	err := read()
 	for n := 0; n < 2 && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
@@ -62,7 +62,7 @@ func (s *Source) retry(ctx context.Context, read func() error) error {
 // Newest is the newest revision that the bucket has.
 func (s *Source) Newest() Revision { return s.newest.root.Applied }
 
-// RevisionAt is Projection.RevisionAt of the newest root.
+// RevisionAt is Projection.RevisionAt for the newest root.
 func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
 	err = s.retry(ctx, func() error {
 		rev, err = viewOf(s.newest).revisionAt(ctx, t)
@@ -71,7 +71,7 @@ func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err
 	return rev, err
 }
 
-// Covers fails if the bucket does not have the revision, and names the nearest that it has.
+// Covers fails if the bucket does not have the revision. Its error names the nearest revisions that the bucket has.
 func (s *Source) Covers(ctx context.Context, at Revision) error {
 	return s.reaching(ctx, at, func() error {
 		_, err := s.asOf(ctx, at)
@@ -79,7 +79,7 @@ func (s *Source) Covers(ctx context.Context, at Revision) error {
 	})
 }
 
-// reaching runs a read of a revision. If that is not kept, it says which revisions can be read instead.
+// reaching runs a read of a revision. If the revision is not kept, the error says which revisions can be read instead.
 func (s *Source) reaching(ctx context.Context, at Revision, read func() error) error {
 	expired := s.retry(ctx, read)
 	if !errors.Is(expired, ErrExpired) {
@@ -105,32 +105,33 @@ func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
 
 // Restored says what a restore has made.
 type Restored struct {
-	// Revision is the last that the new cell has events of, and Time its log time.
+	// Revision is the last revision whose events the new cell has, and Time its log time.
 	Revision Revision
 	Time     time.Time
-	// Objects are live in the new cell.
+	// Objects is how many objects are live in the new cell.
 	Objects uint64
-	// Next is the first revision that the new cell's log will have, with which its epoch begins.
+	// Next is the first revision of the new cell's log. Its epoch begins with it.
 	Next Revision
-	// Trimmed are the storage paths of what was left out: its past was not kept up to the moment.
+	// Trimmed are the storage paths that were left out, because their past was not kept up to the moment.
 	Trimmed []string
-	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
+	// Copied is how many bytes the bucket copied by itself, Written how many were sent to it.
 	Copied, Written int64
 }
 
-// Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
-// at the revision, as they are there. A batch that the revision lies in is restored whole. It fails if there is a cell.
-// The source is only read, and the new cell shares nothing with it.
+// Restore makes a new cell of all objects that are live at the revision, as they are there. The cell lies below a
+// prefix of the bucket b, or of the source's own bucket if b is nil. If the revision is inside a batch, the whole batch
+// is restored. Restore fails if there is a cell already. It only reads the source, and the new cell shares nothing with
+// it.
 //
 //  1. Look for a root. If there is one, nothing is changed.
 //  2. Write the segments, under names that were never used before. A restore that fails deletes them. A crash here
-//     leaves garbage, and a restore that begins again writes its own. The first collection of the new cell takes what
-//     is left.
-//  3. Write the root, by Create. Of several restores at once one wins.
-//  4. Read all of it back, and check it.
+//     leaves garbage, and the next restore writes its own segments. The first collection of the new cell deletes the
+//     garbage.
+//  3. Write the root, by Create. Of several concurrent restores one wins.
+//  4. Read everything back, and check it.
 //
-// The root is that of a cell that was fenced: in the next epoch, far above every revision that a client of the source
-// may have seen. Its log is to begin right after it, see Begin.
+// The root looks as if the cell had been fenced: it is in the next epoch, far above every revision that a client of the
+// source may have seen. The new log must begin right after it, see Begin.
 func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (done Restored, err error) {
 	if b == nil {
 		b = s.p.config.Bucket
@@ -178,7 +179,7 @@ func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (
 	return done, nil
 }
 
-// absent is the empty snapshot of a cell that is not there.
+// absent is the empty snapshot of a cell that does not exist.
 func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
 	now, err := p.rootNow(ctx)
 	if err != nil {
@@ -190,7 +191,7 @@ func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
 	return now, nil
 }
 
-// fill writes the rows of the draft that the new cell begins with, and completes it.
+// fill writes the rows that the new cell begins with, and completes the draft.
 func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
 	at, err = viewOf(s.newest).endOf(ctx, at)
 	if err != nil {
@@ -237,7 +238,7 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	if base == nil {
 		return done, nil
 	}
-	made := viewOf(target.snapshotOf(next.root, nil, next.Footers, "", nil)) // as its readers will have it
+	made := viewOf(target.snapshotOf(next.root, nil, next.Footers, "", nil)) // as the new cell's readers will see it
 	for _, err := range made.live(ctx, "", "", made.Revision(), nil, cached) {
 		if err != nil {
 			return done, err
@@ -247,7 +248,7 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	return done, nil
 }
 
-// events is the view that has the events around a view's revision.
+// events is the view that has the events around the revision of v.
 func (s *Source) events(v *View) *View {
 	if v.Revision() > v.Applied() {
 		return viewOf(s.newest)
@@ -255,9 +256,10 @@ func (s *Source) events(v *View) *View {
 	return v
 }
 
-// base is the snapshot at or below the revision that the new cell is copied from. The newest root has the events after
-// it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between two it is
-// only done where the live rows would have to be folded in memory: between two checkpoints.
+// base is the snapshot at or below the revision from which the new cell is copied. The newest root has the events after
+// it. base is nil if the live rows are read and written instead. Within one bucket copying is cheaper. Between two
+// buckets the base is copied only if the revision lies between two checkpoints, where the live rows would be folded in
+// memory.
 func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (*snapshot, error) {
 	if v.Revision() > v.Applied() {
 		return v.snap, nil
@@ -274,7 +276,7 @@ func (s *Source) base(ctx context.Context, v *View, at Revision, target *Project
 	return nil, nil
 }
 
-// filling is the segments of a new cell while they are written.
+// filling is the segments of a new cell while they are being written.
 type filling struct {
 	Restored
 	target *Projection
@@ -283,12 +285,12 @@ type filling struct {
 	at     Revision
 }
 
-// writeLive writes the live rows of a view as a base, a part at a time.
+// writeLive writes the live rows of a view as a base, one part at a time.
 func (f *filling) writeLive(ctx context.Context, v *View) error {
 	out := &output{p: f.target, merge: &merge{level: baseLevel}}
 	defer func() { f.next.made = out.made }()
 	whole := *v
-	whole.past = nil // which would refuse all of them if a rule has let some go
+	whole.past = nil // it would refuse all keys if a rule has trimmed some
 	for n, err := range whole.live(ctx, "", "", f.at, nil, cached) {
 		if err == nil && f.trims(n.key) {
 			continue
@@ -308,8 +310,8 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 	return nil
 }
 
-// copyBase copies the segments of a snapshot as they are, and folds what came after it up to the moment: as a projector
-// does, a segment of rows for each 16 MiB of events.
+// copyBase copies the segments of a snapshot as they are, and folds the events after it up to the moment. It writes a
+// segment of rows for each 16 MiB of events, as a projector does.
 func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	f.next.Segments = slices.Clone(base.root.Segments)
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -331,7 +333,7 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	}
 	var batch []*record // events that no segment has yet
 	bytes := 0
-	spill := func() error { // the newest row of each key
+	spill := func() error { // keeps the newest row of each key
 		rows := slices.CompactFunc(keyOrdered(batch), func(a, b *record) bool { return a.key == b.key })
 		batch, bytes = nil, 0
 		return f.target.writeRows(ctx, f.next, rows)
@@ -355,7 +357,7 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	}
 	var failed error
 	after := base.root.Applied
-	// Base and events are of one root: a newer one may have forgotten or trimmed what the base still has.
+	// Base and events come from one root: a newer root may have forgotten or trimmed rows that the base still has.
 	err := newest.archived(ctx, Keys{}, &after, f.at, taker{yield: func(e eventlog.Event) bool {
 		failed = fold(newRecord(e))
 		return failed == nil
@@ -366,16 +368,16 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	return spill()
 }
 
-// spillEvents is how many events go into one segment at most, however small they are.
+// spillEvents bounds the events in one segment, however small they are.
 const spillEvents = 1 << 16
 
-// trims reports whether a key is left out. Segments that are copied have no rows of such keys: they were trimmed before
+// trims reports whether a key is left out. Copied segments have no rows of such keys, because they were trimmed before
 // the root said so.
 func (f *filling) trims(key string) bool {
 	return slices.ContainsFunc(f.Trimmed, func(prefix string) bool { return below(prefix, key) })
 }
 
-// copySegment copies a segment under a name of the new cell's.
+// copySegment copies a segment to a name in the new cell.
 func (f *filling) copySegment(ctx context.Context, from, to string) error {
 	if f.target.config.Bucket == f.from {
 		if err := f.from.Copy(ctx, from, to); err != nil {
@@ -393,7 +395,7 @@ func (f *filling) copySegment(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// keyEntry is the version as a row of a key-ordered segment.
+// keyEntry is the version as an entry of a key-ordered segment.
 func (v *version) keyEntry() segment.Entry {
 	if v.record == nil {
 		return v.entry
@@ -401,10 +403,12 @@ func (v *version) keyEntry() segment.Entry {
 	return v.record.keyEntry()
 }
 
-// restoredID begins the applied request id of a restored cell until its first commit. So far it has had no log.
+// restoredID is the prefix of the applied request id of a restored cell until its first commit. Until then it has no
+// log.
 const restoredID = "restore-"
 
-// restored makes a draft with rows alone that of a fenced cell: as if barriers had followed, to well above the source.
+// restored turns a draft that has only rows into the root of a fenced cell, as if barriers had followed, up to well
+// above the source.
 func (d *draft) restored(source *root, nanos int64) error {
 	next := source.Applied + eventlog.FenceGap
 	if next > lastFence {
@@ -412,12 +416,12 @@ func (d *draft) restored(source *root, nanos int64) error {
 	}
 	d.leap(next, nanos, restoredID)
 	d.Clock, d.Spilled = nanos, d.Applied
-	d.Forgets = source.Forgets // so that it goes on with the source's folders of blocks
+	d.Forgets = source.Forgets // so that it continues to use the source's cache folders
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
 	return nil
 }
 
-// place is how many events of its batch come before an event: its id says so, of which no client makes the end.
+// place is how many events of its batch come before an event. The end of the request id says so; no client controls it.
 func place(at Revision, requestID string) Revision {
 	dot := strings.LastIndexByte(requestID, '.')
 	n, err := strconv.ParseUint(requestID[dot+1:], 10, 64)
@@ -427,12 +431,13 @@ func place(at Revision, requestID string) Revision {
 	return Revision(n)
 }
 
-// Begin lets the log of a restored cell begin where the root ends, and returns the log's first revision. It does
-// nothing, and returns 0, unless the root is a restore's, nothing was applied since, and the log has had barriers
-// alone. A crash before or after it is no harm: the next Begin does it, or finds it done.
+// Begin makes the log of a restored cell begin where the root ends, and returns the log's first revision. It does
+// nothing, and returns 0, unless the root was made by a restore, nothing was applied since, and the log has had only
+// barriers. A crash before or after it does no harm: the next Begin does it, or finds it done.
 //
-// No client can make a root look like a restore's. An epoch's number is its first revision, so right below that is a
-// fence or a restore, and never an event, whose request id a client begins.
+// No client can make a root look as if a restore had made it. An epoch's number is its first revision, so the revision
+// right below belongs to a fence or a restore. It is never an event, and only an event's request id begins as a client
+// chose.
 func (p *Projection) Begin(ctx context.Context) (first Revision, err error) {
 	now, err := p.rootNow(ctx)
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// skew is by how much the clocks of the log, of the bucket and of a process may differ without being taken for wrong.
+// skew is how far the clocks of the log, the bucket and a process may differ without being considered wrong.
 const skew = time.Minute
 
-// age moves clock, floor and purge point by log time (invariant 12). A time that has not come by this process's clock
-// counts as now. Either clock may be wrong, so a mark has the log's time as it is: a revision is as old as both say,
-// and one wrong clock may delay what follows from time, and never hastens it.
+// age moves clock, floor and purge point by log time (invariant 12). If the log time is ahead of this process's clock,
+// it counts as now. Either clock may be wrong, so a mark keeps the log's time unchanged, and a revision is only as old
+// as both clocks say. So one wrong clock may delay what is to expire, and never hastens it.
 func (p *Projection) age(next *root, now time.Time) {
 	before, logged := next.Clock, next.AppliedTime
 	if logged > now.Add(skew).UnixNano() {
@@ -22,7 +22,7 @@ func (p *Projection) age(next *root, now time.Time) {
 	passed := next.Clock - before
 	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
 	longest := max(retention, logRetention)
-	if longest > 0 && next.AppliedTime >= next.Clock { // else it went back, and says nothing of the revision
+	if longest > 0 && next.AppliedTime >= next.Clock { // else the log's time went back, and proves nothing
 		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.AppliedTime}, next.Clock, longest)
 	}
 	if retention > 0 {
@@ -37,9 +37,9 @@ func (p *Projection) age(next *root, now time.Time) {
 	}
 }
 
-// aged moves the end of what is kept to where a setting wants it. One commit moves it by no more than twice the log
-// time since the last root. So a process with a wrong setting expires nothing at once, and a shorter setting is reached
-// in the end.
+// aged moves the end of what is kept towards the time that the setting wants. One commit moves it by no more than twice
+// the log time since the last root. So a process with a wrong setting expires nothing at once, and a shorter setting
+// still takes effect in the end.
 func aged(end, wanted, passed int64) int64 {
 	if end > 0 {
 		wanted = min(wanted, end+2*passed)
@@ -47,12 +47,12 @@ func aged(end, wanted, passed int64) int64 {
 	return max(end, wanted)
 }
 
-// SetClockBack sets the root's clock back if it is ahead of the log's and of this process's, and returns by how much.
-// An earlier Logplane followed any time of the log, and a process whose own clock is ahead does. While the root's clock
-// is ahead, nothing expires, no checkpoint is made and no garbage is collected. To set it back expires nothing. It is
-// one swap of the root: a crash leaves the old one or the new.
+// SetClockBack sets the root's clock back if it is ahead of both the log's and this process's, and returns by how much.
+// An earlier Logplane followed any log time, and a process whose own clock is ahead still does. While the root's clock
+// is ahead, nothing expires, no checkpoint is made and no garbage is collected. Setting it back expires nothing. It is
+// one swap of the root: a crash leaves the old root or the new one.
 func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err error) {
-	if err := p.config.Log.Outdate(ctx); err != nil { // any barrier: it has the log's time
+	if err := p.config.Log.Outdate(ctx); err != nil { // any barrier will do: it has the log's time
 		return 0, err
 	}
 	_, err = p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
@@ -66,7 +66,7 @@ func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err er
 }
 
 // setBack sets the clock back to the later of the log's time and this process's, and returns by how much. A checkpoint
-// whose time has not come is as if it were made now, and the next commit drops such marks.
+// with a future time gets the new clock's time. The next commit drops future marks.
 func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	clock := max(logged, now.UnixNano())
 	by := r.Clock - clock
@@ -74,7 +74,7 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 		return 0
 	}
 	r.Clock, r.Swept = clock, min(r.Swept, clock)
-	r.Horizon, r.Archive = min(r.Horizon, clock-1), min(r.Archive, clock-2) // no checkpoint of now is before either
+	r.Horizon, r.Archive = min(r.Horizon, clock-1), min(r.Archive, clock-2) // so no checkpoint of now is before either
 	r.Checkpoints = slices.Clone(r.Checkpoints)
 	for i := range r.Checkpoints {
 		r.Checkpoints[i].Time = min(r.Checkpoints[i].Time, clock)
@@ -82,8 +82,8 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	return time.Duration(by)
 }
 
-// appendMark adds a mark if the last one is old enough. It drops those of a later time, which was wrong: their
-// revisions go with the next mark. Of the marks that are older than twice the retention it keeps one.
+// appendMark adds a mark if the last one is old enough. It drops marks with a later time, which was wrong; the new mark
+// covers their revisions. Of the marks that are older than twice the retention it keeps one.
 func appendMark(ring []mark, m mark, clock, retention int64) []mark {
 	for len(ring) > 0 && ring[len(ring)-1].Time > m.Time {
 		ring = ring[:len(ring)-1]
@@ -99,10 +99,10 @@ func appendMark(ring []mark, m mark, clock, retention int64) []mark {
 	return ring
 }
 
-// ringMarks is how many marks a retention has.
+// ringMarks is how many marks a retention period has.
 const ringMarks = 128
 
-// newestUpTo is the newest marked revision that is as old as the time or older, 0 if there is none.
+// newestUpTo is the newest revision with a mark at or before the time; 0 if there is none.
 func newestUpTo(ring []mark, nanos int64) (rev Revision) {
 	for _, m := range ring {
 		if m.Time <= nanos {
@@ -112,7 +112,7 @@ func newestUpTo(ring []mark, nanos int64) (rev Revision) {
 	return rev
 }
 
-// archiveBase is the revision of the checkpoint from which the archive's oldest events are folded, 0 for none.
+// archiveBase is the revision of the checkpoint onto which the archive's oldest events are folded; 0 if there is none.
 func (r *root) archiveBase() (base Revision) {
 	if r.Archive >= r.Horizon {
 		return 0
@@ -126,7 +126,7 @@ func (r *root) archiveBase() (base Revision) {
 }
 
 // forgetEvents drops the event segments below the floor. If there is an archive, it drops those below the archive's
-// base: everything above can be folded from there.
+// base, because later revisions can be folded from there.
 func (p *Projection) forgetEvents(next *root) {
 	upto := next.Floor
 	if p.config.History > 0 || next.Archive < next.Horizon {
@@ -135,10 +135,10 @@ func (p *Projection) forgetEvents(next *root) {
 	next.dropEvents(upto)
 }
 
-// Retain raises the floor and the purge point to revisions instead of by age, and purges the log. It lets tests expire
-// and purge what they name. Neither mark goes back, and both must be at or below the applied revision.
+// Retain raises the floor and the purge point to the given revisions, regardless of age, and purges the log. Forget and
+// tests use it. Neither mark goes back, and both must be at or below the applied revision.
 //
-// The root is swapped first, and then the log is purged. A crash between leaves events in the log that nobody needs.
+// The root is swapped first, and then the log is purged. A crash in between leaves events in the log that nobody needs.
 // The next commit purges them.
 func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
@@ -163,7 +163,7 @@ func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 	return nil
 }
 
-// purge removes from the log what the root permits to be purged.
+// purge removes from the log the events that the root permits to purge.
 func (p *Projection) purge(ctx context.Context, v *View) error {
 	upto := v.snap.root.Purge
 	if upto == 0 || v.first > upto {
@@ -175,7 +175,7 @@ func (p *Projection) purge(ctx context.Context, v *View) error {
 	return nil
 }
 
-// unixTime is a log time as people read it; the zero time stands for none.
+// unixTime is a log time in UTC; 0 becomes the zero time, for none.
 func unixTime(nanos int64) time.Time {
 	if nanos == 0 {
 		return time.Time{}

@@ -12,44 +12,47 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// rewriting makes new objects of those that have versions that are to go, and a root that names these. It remembers
-// what it has made, so that it makes it once, however many roots name it and however often the swap is tried.
+// rewriting rewrites the objects that have departing versions, and makes a root that names the new objects. It
+// remembers the objects it has made, so that it makes each once, however many roots name it and however often the swap
+// is tried.
 type rewriting struct {
 	p *Projection
 	*departing
-	// generation of the root for which it has written. In a later one, a collector may have taken it for garbage.
+	// generation is that of the root for which it has written. In a later one, a collector may take its objects for
+	// garbage.
 	generation uint64
-	// segments says what has become of a segment: one with the same key, another, or nothing if the key is empty.
+	// segments maps a segment's key to the segment that replaces it: itself, another, or none if the key is empty.
 	segments    map[string]segmentRef
 	checkpoints map[string]checkpoint
 	pages       map[string]page
 	// footers of the segments that were written.
 	footers []footer
-	// versions that were left out.
+	// versions are the revisions of the versions that were left out.
 	versions map[Revision]bool
-	// made are the keys of all objects that were written since the root was this one.
+	// made are the keys of all objects written since. since is the root when the rewriting began.
 	made  []string
 	since *root
 }
 
-// departing says what is to go of what comes after a revision: rows before 'upto', and events up to there.
+// departing says which versions must go: rows before 'upto', and events in (after, upto].
 type departing struct {
 	after, upto Revision
-	// gone says of a version that it goes, near of a key-ordered segment that it may have such a version.
+	// gone says whether a version must go, near whether a key-ordered segment may have such a version.
 	gone func(key string, rev Revision) bool
 	near func(s segmentRef) bool
-	// rows says that rows of the newest root go too. Then no name of a key that is gone may stay in an idx object.
+	// rows says that rows of the newest root go too. Then no key that is gone may stay in an idx object.
 	rows bool
 }
 
-// nearEvents reports whether events from one revision to another may have such a version.
+// nearEvents reports whether events from first to last may include a departing version.
 func (d *departing) nearEvents(first, last Revision) bool { return first <= d.upto && last > d.after }
 
 func (p *Projection) rewrite(what *departing) *rewriting {
 	return &rewriting{p: p, departing: what, versions: map[Revision]bool{}}
 }
 
-// draft makes the next root: it and its checkpoints name nothing that has what is to go. It is nil if nothing has.
+// draft makes the next root. The root and its checkpoints name no object with a departing version. draft returns nil if
+// nothing has to change.
 func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if w.segments == nil || w.generation != v.snap.root.Generation {
 		w.generation, w.footers = v.snap.root.Generation, nil
@@ -84,14 +87,14 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	return next, nil
 }
 
-// passes says of the error of a checkpoint, or of a page, that it is left as it is. Nobody can read it, and what it
-// names: of one that is lost that is for good. What one has that is damaged is let go only with that, so that what must
-// not be left cannot pass it by.
+// passes reports whether a checkpoint or page with this error stays as it is. A lost one stays, because nobody can ever
+// read it or what it names. A damaged one stays only if no rows must go: otherwise a departing version could survive in
+// it.
 func (w *rewriting) passes(err error) bool {
 	return errors.Is(err, bucket.ErrNotFound) || !w.rows && cannotRead(err)
 }
 
-// ended discards what a rewriting that failed has made.
+// ended discards the objects of a rewriting that failed.
 func (w *rewriting) ended(ctx context.Context, err error) error {
 	if err != nil && w.p.undecided.Load() == nil {
 		w.p.discard(ctx, w.made, w.since)
@@ -111,8 +114,8 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	// The one that a rule reaches keeps its rows, so that what comes after it can be folded onto it. The events of its
-	// window go, as those of younger ones do: else the bucket would have them twice.
+	// A checkpoint before 'upto' keeps its rows, so that later events can be folded onto it. The events of its window
+	// go, as those of younger checkpoints do: otherwise the bucket would have them twice.
 	changed, err := w.root(ctx, &copied, s, c.Revision < w.upto)
 	if err != nil {
 		return c, err
@@ -129,7 +132,7 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 	return renewed, nil
 }
 
-// root changes a copy of a snapshot's root, and reports whether it had to.
+// root changes a copy of a snapshot's root, and reports whether there was something to change.
 func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (changed bool, err error) {
 	r.Pages = slices.Clone(r.Pages)
 	for i := range r.Pages {
@@ -162,7 +165,7 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (
 			}
 		}
 	}
-	if w.rows { // an idx object has the names of objects; footers of event segments have none
+	if w.rows { // an idx object has names of objects; footers of event segments have none
 		kept, err := s.index.all(ctx)
 		if err != nil {
 			return false, err
@@ -179,7 +182,7 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (
 		!slices.EqualFunc(r.Segments, s.root.Segments, sameSegment) || !slices.EqualFunc(r.Events, s.root.Events, sameSegment), nil
 }
 
-// page is what has become of a page.
+// page returns the page that replaces a page.
 func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error) {
 	if !w.nearEvents(pg.MinRevision, pg.MaxRevision) {
 		return pg, nil
@@ -212,8 +215,8 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 
 func sameSegment(a, b segmentRef) bool { return a.Key == b.Key }
 
-// without returns the record, or if it is to go a barrier for as many revisions. That says nothing else than when the
-// last of them was.
+// without returns the record. If the record must go, it returns a barrier for as many revisions, which has nothing but
+// the time of the last.
 func (w *rewriting) without(r *record) (_ *record, goes bool) {
 	if !w.gone(r.key, r.Revision) {
 		return r, false
@@ -222,7 +225,7 @@ func (w *rewriting) without(r *record) (_ *record, goes bool) {
 	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}, true
 }
 
-// refs names what has become of segments, and makes new ones of those that have what is to go.
+// refs returns the segments that replace these. It rewrites those that have a departing version.
 func (w *rewriting) refs(ctx context.Context, s *snapshot, refs []segmentRef, kind segment.Kind) (out []segmentRef, err error) {
 	for _, ref := range refs {
 		renewed, known := w.segments[ref.Key]
@@ -243,7 +246,7 @@ func (w *rewriting) refs(ctx context.Context, s *snapshot, refs []segmentRef, ki
 	return out, nil
 }
 
-// segment writes a segment without what is to go. It returns the same one if that has nothing of it.
+// segment writes a segment without its departing versions. It returns the same segment if there are none.
 func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (segmentRef, error) {
 	reader, err := r.open(ctx)
 	if err != nil {
@@ -274,7 +277,7 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 		return segmentRef{}, nil
 	}
 	folder := fmt.Sprintf("seg/%d", r.ref.level())
-	if kind == segment.Events { // the revisions that it covers are the same
+	if kind == segment.Events { // the segment still covers the same revisions
 		folder, sum.MinRevision, sum.MaxRevision = "events", uint64(r.ref.MinRevision), uint64(r.ref.MaxRevision)
 	}
 	ref, err := w.p.create(ctx, folder, r.ref.Level, file, sum)

@@ -19,48 +19,48 @@ import (
 // root is the one object of a cell that is ever replaced. It names the immutable segments of the snapshot, and holds
 // the newest events itself. It is replaced whole, by compare-and-swap.
 type root struct {
-	// Serial counts the roots of a cell: of two, the higher is the newer.
+	// Serial counts the roots of a cell: of two roots, the one with the higher serial is newer.
 	Serial uint64 `cbor:"17,keyasint"`
 	// Epoch of the cell (invariant 9).
 	Epoch uint64 `cbor:"1,keyasint"`
 	// Applied is the last revision that was folded in. AppliedTime and AppliedID are the log time and the request id of
-	// its event. By them a log that went back is noticed.
+	// its event. They show whether the log went back.
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time that was applied, as far as the committing process's clock had come. Only an
-	// operator sets it back (invariant 12).
+	// Clock is the newest log time that was applied, limited by the committing process's clock. Only an operator sets
+	// it back (invariant 12).
 	Clock int64 `cbor:"5,keyasint"`
-	// Floor is the oldest revision that can be read. Horizon is the log time up to which retention is over.
+	// Floor is the oldest revision that can be read. Horizon is the log time up to which Retention has passed.
 	Floor   Revision `cbor:"6,keyasint"`
 	Horizon int64    `cbor:"18,keyasint"`
-	// Swept is the clock at the last collection of garbage.
+	// Swept is the value of Clock at the last collection of garbage.
 	Swept int64 `cbor:"19,keyasint"`
 	// Purge is the purge point: this root permits purging the log up to here.
 	Purge Revision `cbor:"7,keyasint"`
 	// Generation is raised before garbage is deleted. A commit that began in an older one starts again.
 	Generation uint64 `cbor:"8,keyasint"`
-	// Nonce makes the bytes of every root unique. By it the author of a root learns that it has won.
+	// Nonce makes the bytes of every root unique. It tells the author of a root whether its root has won.
 	Nonce []byte `cbor:"9,keyasint"`
 	// Ring holds revisions with their log times, ascending, from the floor on.
 	Ring []mark `cbor:"10,keyasint"`
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Pages list older event segments than Events, oldest first, and contiguous.
+	// Pages list event segments older than Events, oldest first, and contiguous.
 	Pages []page `cbor:"25,keyasint,omitempty"`
-	// Index is the key of the idx object, empty for none. Footers are those of the key-ordered segments that came after
-	// it. EventIndex is an idx object of event segments, which older roots have; it is dropped when they are read.
+	// Index is the key of the idx object, empty for none. Footers are the footers of the key-ordered segments that came
+	// after it. EventIndex is an idx object of event segments, which older roots have; decodeRoot drops it.
 	Index      string   `cbor:"13,keyasint"`
 	EventIndex string   `cbor:"22,keyasint,omitempty"`
 	Footers    []footer `cbor:"21,keyasint,omitempty"`
-	// Checkpoints pin what older roots name. They are ascending.
+	// Checkpoints keep the objects that older roots name. They are ascending.
 	Checkpoints []checkpoint `cbor:"14,keyasint"`
-	// Archive is the log time up to which the archive is over. If there is an archive, it is below Horizon.
+	// Archive is the log time up to which History has passed. If there is an archive, it is below Horizon.
 	Archive int64 `cbor:"20,keyasint"`
-	// Trimmed says of which keys archive and checkpoints have a shorter past.
+	// Trimmed says for which keys archive and checkpoints have a shorter past.
 	Trimmed []trim `cbor:"23,keyasint,omitempty"`
-	// Forgets counts what was forgotten. What a reader keeps on a disk is of one such generation.
+	// Forgets counts the swaps by which something was forgotten. A cache folder on disk belongs to one such count.
 	Forgets uint64 `cbor:"24,keyasint,omitempty"`
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
@@ -82,17 +82,17 @@ type segmentRef struct {
 	Rows                     uint64
 	MinKey, MaxKey           []byte
 	MinRevision, MaxRevision Revision
-	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel. To it goesOn is
-	// added if the segment goes on with the run of the one before.
+	// Level is 0 for segments that a commit wrote, and rises with every merge. The base has baseLevel. goesOn is added
+	// if the segment continues the run of the segment before it.
 	Level uint8
 }
 
-// goesOn is added to the levels of a run's segments but the first. Those of the base need none: there is one base.
+// goesOn is added to the level of each segment of a run except the first. The base does not need it: there is one base.
 const goesOn = 1 << 7
 
 func (s *segmentRef) level() uint8 { return s.Level &^ goesOn }
 
-// oneRun says of segments of one level that they are a run.
+// oneRun marks segments of one level as a run.
 func oneRun(refs []segmentRef) []segmentRef {
 	for i := range refs {
 		refs[i].Level = refs[i].level()
@@ -103,7 +103,7 @@ func oneRun(refs []segmentRef) []segmentRef {
 	return refs
 }
 
-// The root's dialect of CBOR is deterministic. What no writer of ours would write is not read.
+// The root's dialect of CBOR is deterministic. The decoder rejects forms that our writer never writes.
 var (
 	rootEncoding = must(cbor.EncOptions{
 		Sort: cbor.SortCoreDeterministic, IndefLength: cbor.IndefLengthForbidden,
@@ -132,7 +132,7 @@ const (
 func encodeRoot(r *root) []byte { return encodeFrame(rootMagic, r) }
 
 func encodeFrame(magic uint32, v any) []byte {
-	body := must(rootEncoding.Marshal(v)) // it can encode what the types of frames can hold
+	body := must(rootEncoding.Marshal(v)) // it cannot fail for the types that frames hold
 	b := binary.LittleEndian.AppendUint32(make([]byte, 0, frameHeader+len(body)), magic)
 	b = binary.LittleEndian.AppendUint32(b, frameVersion)
 	b = binary.LittleEndian.AppendUint32(b, segment.Checksum(b, body))
@@ -171,7 +171,7 @@ func decodeRoot(b []byte) (*root, error) {
 	return r, nil
 }
 
-// check holds what every root promises (invariant 11).
+// check verifies what every root promises (invariant 11).
 func (r *root) check() error {
 	switch {
 	case r.Floor > r.Applied || r.Purge > r.Applied || r.Spilled > r.Applied:
@@ -184,7 +184,7 @@ func (r *root) check() error {
 	if start := r.archiveStart(); start > r.Floor {
 		return fmt.Errorf("events begin after %d, above the floor %d", start, r.Floor)
 	}
-	lists := make([]segmentRef, 0, len(r.Pages)+1) // each page as if it were a segment
+	lists := make([]segmentRef, 0, len(r.Pages)+1) // each page as if it were one segment
 	for _, pg := range r.Pages {
 		lists = append(lists, segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision})
 	}
@@ -206,7 +206,7 @@ func (r *root) check() error {
 	return nil
 }
 
-// clone returns a root that may be changed and committed next. The slices are shared: replaced, never written to.
+// clone returns a root that may be changed and committed next. It shares the slices: replace them, never write to them.
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
@@ -215,7 +215,7 @@ func (r *root) clone() *root {
 	return &c
 }
 
-// position is that of the last event that the root has applied.
+// position is the position of the last event that the root has applied.
 func (r *root) position() eventlog.Position {
 	return eventlog.Position{Revision: r.Applied, RequestID: r.AppliedID, Time: r.AppliedTime}
 }

@@ -21,11 +21,11 @@ type Row struct {
 	Key string
 	// ID is the key in its parts.
 	ID eventlog.Key
-	// Revision is that of the event that made this version.
+	// Revision is the revision of the event that made this version.
 	Revision Revision
 	// Deleted marks a tombstone; it has no Value.
 	Deleted bool
-	// Void marks an event that lost (invariant 13); only History returns such.
+	// Void marks an event that lost (invariant 13); only History returns such rows.
 	Void bool
 	// Op of the event.
 	Op eventlog.Op
@@ -35,17 +35,17 @@ type Row struct {
 	ContentType string
 	// Value must not be changed: it is shared by every reader.
 	Value []byte
-	// Size of the value, which an outline may lack.
+	// Size is the length of the value, also in an outline, which may lack the value.
 	Size int
 	// Time is the log's timestamp of the event.
 	Time time.Time
-	// TTL in seconds as written, 0 for ever.
+	// TTL is in seconds as written; 0 for ever.
 	TTL uint32
 	// Author of the event.
 	Author eventlog.Author
 }
 
-// Clone returns a copy for who keeps it. A row as it is read holds all that was read with it in memory.
+// Clone returns a copy for callers that keep it. A row as it is read keeps everything that was read with it in memory.
 func (r Row) Clone() Row {
 	r.Value = bytes.Clone(r.Value)
 	id, by := &r.ID, &r.Author
@@ -59,18 +59,18 @@ func (r Row) Clone() Row {
 // Began is the first revision of the append that made this version.
 func (r *Row) Began() Revision { return r.Revision - place(r.Revision, r.RequestID) }
 
-// record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Both kinds of
-// segments are written from records alone.
+// record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Key-ordered
+// and event segments are both written from records.
 type record struct {
 	eventlog.Event
 	// key is Event.Key.RowKey().
 	key string
-	// span is how many revisions the record stands for. Its own is the last, and the others were barriers. A record
-	// whose Op is Barrier stands for barriers only.
+	// span is how many revisions the record stands for. Its own is the last; the others were barriers. A record whose
+	// Op is Barrier stands for barriers only.
 	span uint64
 	// void marks an event that lost (invariant 13).
 	void bool
-	// append is set in the tail if the event's append has several.
+	// append is set in the tail if the event's append has several events.
 	append *appended
 }
 
@@ -122,17 +122,17 @@ func (r *record) eventEntry() segment.Entry {
 		Value: appendRecord(value, r, body)}
 }
 
-// The content types that have a code of their own; 0 is followed by any other.
+// contentTypes are the content types that have a code. Code 0 is followed by any other type as a string.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// These are set in the byte of the op if the event names its author, and the cause.
+// These bits are set in the op's byte if the event names its author, and its cause.
 const (
 	authored = 1 << 2
 	caused   = 1 << 3
 )
 
 // appendRecord encodes what the key, the revision and the flags of an entry do not say. The lengths of cluster, prefix
-// and namespace give them back out of the row key.
+// and namespace suffice to take them out of the row key.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
 	op := byte(r.Op)
 	cause, by := r.Author.Cause, r.Author
@@ -180,17 +180,18 @@ func appendContentType(dst []byte, t string) []byte {
 	return appendString(append(dst, 0), t)
 }
 
-// errMalformed is wrapped by whatever cannot be decoded although its checksum is right.
+// errMalformed is wrapped when bytes with a correct checksum cannot be decoded.
 var errMalformed = fmt.Errorf("malformed record: %w", segment.ErrCorrupt)
 
-// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so each goroutine has its own.
+// recordDecoder decodes entries. It reuses strings that adjacent entries have in common, so each goroutine needs its
+// own.
 type recordDecoder struct {
 	segment.Decoder
 	group, resource string
 	scratch         record
 }
 
-// brief decodes an entry of a key-ordered segment into a record that is the decoder's, until the next.
+// brief decodes an entry of a key-ordered segment into a record that is valid until the decoder's next use.
 func (d *recordDecoder) brief(e segment.Entry) (*record, error) {
 	d.Decoder, d.scratch = segment.Decoder{Rest: e.Value}, record{key: e.Key, span: 1}
 	return d.record(&d.scratch, e)
@@ -224,7 +225,7 @@ func eventKey(e segment.Entry) (key string, span uint64, err error) {
 	return key, span, nil
 }
 
-// begin begins to decode an entry of an event segment.
+// begin decodes the start of an entry of an event segment: its span and key.
 func (d *recordDecoder) begin(e segment.Entry) (key string, span uint64) {
 	d.Decoder = segment.Decoder{Rest: e.Value}
 	span = d.Uvarint()
@@ -264,7 +265,7 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	if len(d.Rest) > 0 {
 		r.Body = d.Rest
 	}
-	whole := r.key == "" // of a barrier
+	whole := r.key == "" // a barrier has no key
 	if r.Op != eventlog.Barrier {
 		whole = splitKey(&r.Key, r.key, cluster, prefix, namespace)
 	}
@@ -277,7 +278,7 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	return r, nil
 }
 
-// splitKey takes a row key apart by the lengths of its parts. It is false if they do not fit.
+// splitKey splits a row key by the lengths of its parts. It returns false if the lengths do not fit.
 func splitKey(k *eventlog.Key, rowKey string, cluster, prefix, namespace uint64) bool {
 	n := uint64(len(rowKey))
 	if cluster > n || prefix > n-cluster || namespace > n {
@@ -319,13 +320,13 @@ func recordsOf(ctx context.Context, reader *segment.Reader) iter.Seq2[*record, e
 	}
 }
 
-// string aliases the entry, whose bytes nobody changes. The body beside it aliases them too.
+// string aliases the entry, whose bytes never change. The body aliases them too.
 func (d *recordDecoder) string() string {
 	b := d.Sized()
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
-// shared reads a string that is mostly the same as the last one that was read into the same place.
+// shared reads a string that is mostly the same as the last one that was read into last.
 func (d *recordDecoder) shared(last *string) string {
 	b := d.Sized()
 	if string(b) != *last {
