@@ -246,7 +246,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 		return err
 	}
 	within := bridged.Applied >= plan.Log.First && bridged.Applied <= plan.Log.Head
-	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // they end with a barrier
+	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // the bridge ends with a barrier
 		e, err := p.config.Log.EventAt(ctx, bridged.Applied)
 		if err != nil && !errors.Is(err, eventlog.ErrNowhere) { // compareLog below finds it again
 			return err
@@ -294,8 +294,8 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	return nil
 }
 
-// contradicted fails if the event segments that have the candidate's last revision only have another event there. Then
-// the candidate belongs to another cell. An event segment that cannot be read proves nothing.
+// contradicted fails if an event segment has another event at the candidate's last revision, and none has the
+// candidate's. Then the candidate belongs to another cell. An event segment that cannot be read proves nothing.
 func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFile) error {
 	var other error
 	confirmed := false

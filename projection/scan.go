@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// live yields the live versions in key order. If a segment was collected meanwhile, it goes on after the last key, on a
-// new root. It may leave out what a selection excludes; nil wants everything.
+// live yields the live versions in key order. If a segment was collected meanwhile, it continues after the last key, on
+// a new root. It may leave out what a selection excludes; a nil selection wants everything.
 func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
@@ -43,24 +43,24 @@ func (v *View) live(ctx context.Context, start, end string, at Revision, wanted 
 // source yields versions by key ascending, revision descending.
 type source interface {
 	next(ctx context.Context) (version, bool, error)
-	// skip moves past all versions of the keys up to the given one. A key may have very many.
+	// skip moves past all versions of the keys up to and including the given one. A key may have very many versions.
 	skip(key string)
 }
 
-// merged walks over tail and snapshot at one revision, a key at a time.
+// merged walks over tail and snapshot at one revision, one key at a time.
 type merged struct {
 	view *View
 	at   Revision
 	end  string
-	// heads are newest first: what one of them has of a key is newer than what the next ones have.
+	// heads are newest first: a head's versions of a key are newer than those of later heads.
 	heads []*head
 	chain []*record
-	// selects says that the heads may have passed over something.
+	// selects says that the heads may have skipped versions.
 	selects bool
 }
 
-// head is a source with the newest version of its next key at the revision that was asked for, without what has one of
-// the flags in skip.
+// head is a source and its current version: the newest at or below revision at of its next key. It leaves out versions
+// that have one of the flags in skip.
 type head struct {
 	source  source
 	at      Revision
@@ -97,8 +97,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 	return m, nil
 }
 
-// firstOfAll reads the first block of every run, at the same time, as in openAll. Most lists of a write's admission
-// find one run or none. For those, goroutines would cost more than the rest of the list.
+// firstOfAll reads the first block of every run concurrently, as openAll does. Most lists of a write's admission find
+// one run or none. For those, goroutines would cost more than the rest of the list.
 func firstOfAll(ctx context.Context, runs []*head) error {
 	switch len(runs) {
 	case 0:
@@ -135,7 +135,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 			chain := m.chain
 			m.nextChain(key + "\x00")
 			newest, found, err = m.view.fold(ctx, chain, func() (version, bool, error) {
-				if m.selects { // the event is judged by what is below it, wanted or not
+				if m.selects { // fold needs the version below the event, wanted or not
 					return m.view.snap.newest(ctx, key, m.below(), segment.Void)
 				}
 				return newest, found, nil
@@ -147,7 +147,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 	}
 }
 
-// leastKey is the next key of all sources but one, which may be nil for none.
+// leastKey is the least next key of all sources except one, which may be nil.
 func (m *merged) leastKey(but *head) (key string, ok bool) {
 	for _, h := range m.heads {
 		if h != but && h.ok && (!ok || h.current.key < key) {
@@ -177,8 +177,8 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 	return best, found, nil
 }
 
-// advance goes to the source's next version at the revision. If the key before was skipped, that is the newest version
-// of its key.
+// advance goes to the source's next version at or below the revision. If the previous key was skipped, that is the
+// newest version of its key.
 func (h *head) advance(ctx context.Context) error {
 	for {
 		var err error
@@ -221,28 +221,29 @@ func (s *inlineSource) skip(key string) {
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts run
-	// bytes are those of the parts, of so many in all runs that are read side by side. For a run alone both are 0.
+	// bytes is the size of the parts, ofAll that of all runs that are read together. Both are 0 for a run that is read
+	// alone.
 	bytes, ofAll int64
 	start, end   string
-	skipped      string // nothing up to this key is wanted any more
+	skipped      string // versions of keys up to this one are not wanted
 	cursor       *segment.Cursor
-	// before is the cursor of the part before.
+	// before is the cursor of the previous part.
 	before *segment.Cursor
 	// through is how the blocks are read.
 	through through
-	// wanted is nil if every block is read. Else filter is that of the first part, once that is open.
+	// wanted is nil if every block is read. Otherwise filter is the filter of the first part, once that part is open.
 	wanted *Selection
 	filter *filter
 	// older are the runs below this one.
 	older []run
-	// pass, if set, is called before a version is taken from the cursor, and may let it pass over blocks.
+	// pass, if set, is called before a version is taken from the cursor, and may make the cursor skip blocks.
 	pass func(*runSource)
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
 	for len(s.parts) > 0 {
 		if s.cursor == nil && s.skipped != "" && string(s.parts[0].ref.MaxKey) <= s.skipped {
-			s.parts = s.parts[1:] // a key that was skipped has more parts
+			s.parts = s.parts[1:] // more versions of a skipped key
 			continue
 		}
 		if s.cursor == nil {

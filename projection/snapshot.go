@@ -21,17 +21,17 @@ type snapshot struct {
 	p    *Projection
 	root *root
 	etag string
-	// records are the inline events, ascending; inline are the same as rows, key-ordered.
+	// records are the inline events, ascending; inline are the same records as rows, key-ordered.
 	records []*record
 	inline  []*record
 	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
 	runs   []run
 	events run
-	// index has footers of runs.
+	// index has the footers of the runs' segments.
 	index *index
 }
 
-// run is a sequence of segments, ascending by key. Of a key that is in two, the later one has older versions.
+// run is a sequence of segments, ascending by key. If two of them share a key, the later one has its older versions.
 type run []*part
 
 // part is a segment that is opened on first use and stays open for as long as a snapshot names it.
@@ -40,10 +40,10 @@ type part struct {
 	p       *Projection
 	forgets uint64 // of the root that names it
 	reader  lazy[segment.Reader]
-	// sealed is the footer, if the root has it. Else the index is asked, if there is one.
+	// sealed is the footer, if the root has it. Otherwise the index is asked, if there is one.
 	sealed []byte
 	index  *index
-	// whole is all of a small event segment, from when its footer was read until a block of it is.
+	// whole is a small event segment in full, from the read of its footer until the first read of a block.
 	whole atomic.Pointer[[]byte]
 }
 
@@ -51,7 +51,7 @@ func (r *root) newPart(p *Projection, ref segmentRef) *part {
 	return &part{ref: ref, p: p, forgets: r.Forgets, reader: newLazy[segment.Reader]()}
 }
 
-// newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has open stay open, unless
+// newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has opened stay open, unless
 // something was forgotten since.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
 	records, err := r.inlineRecords()
@@ -61,7 +61,7 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 	return p.snapshotOf(r, records, r.Footers, etag, previous), nil
 }
 
-// snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
+// snapshotOf is newSnapshot for callers that have the inline records and the kept footers.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{p: p, root: r, etag: etag, records: records, inline: keyOrdered(records),
 		index: &index{key: r.Index, p: p, forgets: r.Forgets, footers: newLazy[map[string][]byte]()}}
@@ -71,7 +71,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 			s.index = previous.index
 		}
 		for _, part := range slices.Concat(previous.events, slices.Concat(previous.runs...)) {
-			if part.reader.Load() != nil || part.sealed != nil { // else what has its footer may be another one now
+			if part.reader.Load() != nil || part.sealed != nil { // else its footer may now be elsewhere
 				known[part.ref.Key] = part
 			}
 		}
@@ -98,7 +98,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 	return s
 }
 
-// part is the key-ordered segment as the snapshot has it open, else a closed one.
+// part is the snapshot's own part for a key-ordered segment, which may be open already; else a new one.
 func (s *snapshot) part(p *Projection, ref segmentRef) *part {
 	for _, known := range slices.Concat(s.runs...) {
 		if known.ref.Key == ref.Key {
@@ -123,7 +123,7 @@ func (r *root) runs() (runs [][]segmentRef) {
 // open reads the footer, once.
 func (r *part) open(ctx context.Context) (*segment.Reader, error) { return r.reader.get(ctx, r.read) }
 
-// read opens the segment with the footer that the root has, or the idx object; else with its own.
+// read opens the segment with the footer from the root or the idx object; otherwise with the segment's own footer.
 func (r *part) read(ctx context.Context) (reader *segment.Reader, err error) {
 	sealed := r.sealed
 	if sealed == nil && r.index != nil {
@@ -144,8 +144,8 @@ func (r *part) read(ctx context.Context) (reader *segment.Reader, err error) {
 	return reader, r.ref.matches(reader.Summary())
 }
 
-// wholeEvents is how large an event segment may be that is read whole with its footer, which nothing else has: an old
-// version so costs one request. What a commit spills is of some 256 KiB.
+// wholeEvents is the largest size at which an event segment is read whole together with its footer. Footers of event
+// segments are kept nowhere else, so an old version then costs one request. A commit spills some 256 KiB.
 const wholeEvents = 1 << 20
 
 // ReadRange implements segment.Source.
@@ -185,8 +185,8 @@ func (s *segmentRef) matches(sum segment.Summary) error {
 	return nil
 }
 
-// newest returns the newest version of the key at or below the revision that has none of the flags in skip. It asks a
-// run only if that may hold a newer version than was found.
+// newest returns the newest version of the key at or below the revision that has none of the flags in skip. It reads a
+// run only if the run may hold a newer version than the one found.
 func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
 	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
 		r := s.inline[i]
@@ -217,13 +217,13 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 			if !found || Revision(e.Revision) > best.revision {
 				best, found = entryVersion(e), true
 			}
-			break // what the next parts have of the key is older
+			break // later parts have only older versions of the key
 		}
 	}
 	return best, found, nil
 }
 
-// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may.
+// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may have it.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
 		parts := r.overlapping(key, key+"\x00")
@@ -237,7 +237,7 @@ func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	return runs
 }
 
-// openAll opens the first part of every run at the same time, so that a cold reader waits once.
+// openAll opens the first part of every run concurrently, so that a cold reader waits only once.
 func openAll(ctx context.Context, runs []run) error {
 	closed := 0
 	for _, r := range runs {
@@ -267,17 +267,17 @@ func (r run) overlapping(start, end string) run {
 	return r
 }
 
-// searchKey is the first of key-ordered records with at least the key.
+// searchKey is the index of the first of key-ordered records with at least the key.
 func searchKey(records []*record, key string) int {
 	return sort.Search(len(records), func(i int) bool { return records[i].key >= key })
 }
 
-// searchRevision is the first of ascending records with at least the revision.
+// searchRevision is the index of the first of ascending records with at least the revision.
 func searchRevision(records []*record, rev Revision) int {
 	return sort.Search(len(records), func(i int) bool { return records[i].Revision >= rev })
 }
 
-// readRoot reads the root. If the newest view has a root, that must not be gone.
+// readRoot reads the root. If the newest view has a root, the bucket must still have one.
 func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
 	var previous *snapshot
 	if v := p.view.Load(); v != nil {
@@ -286,10 +286,10 @@ func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
 	return p.rootAfter(ctx, previous)
 }
 
-// rootNow reads the root, whatever the newest view says.
+// rootNow reads the root, regardless of the newest view.
 func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) { return p.rootAfter(ctx, nil) }
 
-// rootAfter reads the root, after another one or for the first time. An empty bucket is a root that applied nothing.
+// rootAfter reads the root, after another one or for the first time. In an empty bucket the root has applied nothing.
 func (p *Projection) rootAfter(ctx context.Context, previous *snapshot) (*snapshot, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {

@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// swapAttempts bounds how often a lost swap is tried again; the pause before doubles from swapPause.
+	// swapAttempts bounds the tries of one swap; the pause before each further try doubles from swapPause.
 	swapAttempts = 10
 	swapPause    = 5 * time.Millisecond
 )
 
-// draft is the next root while it is made, with what only its author needs to know.
+// draft is the next root while it is being made, with what only its author needs to know.
 type draft struct {
 	*root
-	// over is the snapshot whose root the draft is to replace.
+	// over is the snapshot whose root the draft will replace.
 	over *snapshot
 	// records are the events of Inline.
 	records []*record
-	// footers are those of the segments that the draft adds.
+	// footers are the footers of the segments that the draft adds.
 	footers []footer
-	// made are the keys of objects that were written for this draft alone.
+	// made are the keys of objects that were written only for this draft.
 	made []string
 	// voids are the events that the draft found void, traced those of traced requests, and bytes is the size of all
-	// events that it adds. They are reported once it has won.
+	// events that it adds. They are reported once the draft has won.
 	voids, traced []*record
 	bytes         int
 }
@@ -46,7 +46,7 @@ func (s *snapshot) draft() *draft {
 }
 
 // swap replaces the newest root by the draft that change makes of a view on it, and returns a view on the outcome.
-// change returns nil if there is nothing to do. After any failure change is called again, with what is there by then.
+// change returns nil if there is nothing to do. After a failure, swap calls change again with the newest view.
 func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*draft, error)) (*View, error) {
 	if err := p.committing.enter(ctx); err != nil {
 		return nil, err
@@ -69,18 +69,18 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 }
 
 // swapRoot replaces the root by a draft that next makes, and returns the snapshot of the new root. It returns nil if
-// next returns nil: there is nothing to do.
+// next returns nil, because there is nothing to do.
 //
-// A put that failed may have succeeded all the same: the bucket replaced the root, and its answer was lost. Or another
-// process was faster. So every further try begins by reading the root, and no new draft is made before the last one is
-// decided, be it an earlier call's.
+// A failed put may still have succeeded: the bucket replaced the root, and its answer was lost. Or another process was
+// faster. So every further try begins by reading the root. No new draft is made before the last one is decided, even if
+// that is an earlier call's.
 //
-// With an error next returns a draft too if that has objects of its own. They are discarded, and the draft is not tried
-// again here: it would write all of them anew.
+// If next fails but has written objects, it returns the draft with the error. Then swapRoot discards the objects. It
+// ends there, unless an object was not found, because another try would write all of them again.
 func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (won *snapshot, err error) {
-	var ours *draft // the last one of this call
+	var ours *draft // the last draft of this call
 	for attempt := range swapAttempts {
-		// The jitter parts projectors that collide.
+		// The jitter separates projectors that collide.
 		if attempt > 0 && eventlog.Pause(ctx, rand.N(swapPause<<min(attempt, 4))) != nil {
 			return nil, errors.Join(context.Cause(ctx), err)
 		}
@@ -92,7 +92,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 				return won, nil
 			}
 			if won != nil {
-				_, err = read(ctx) // for who makes the next draft
+				_, err = read(ctx) // for next, which makes the next draft
 			}
 		}
 		if err == nil {
@@ -102,7 +102,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			return nil, nil
 		}
 		if err == nil {
-			if err = d.check(); err != nil { // it would be as wrong the next time
+			if err = d.check(); err != nil { // a further try would make the same mistake
 				p.discard(ctx, d.made, d.over.root)
 				return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
 			}
@@ -125,10 +125,10 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, err)
 }
 
-// decide reads the root, and finds out what has become of a draft whose put failed, if there is one. It has won if the
-// root has its nonce. As long as the root is the one that the draft was made over, it is put again: an earlier put may
-// arrive yet, so what it names must not be deleted, and need not be written again. With any other root it has lost for
-// good, and decide returns nil.
+// decide reads the root, and finds out what became of a draft whose put failed, if there is one. The draft has won if
+// the root has its nonce. If the root is still the one that the draft was made over, decide puts the draft again. An
+// earlier put may still arrive, so the draft's objects must not be deleted, and need not be written again. With any
+// other root the draft has lost for good, and decide returns nil.
 func (p *Projection) decide(ctx context.Context, read func(context.Context) (*snapshot, error), tried *draft) (won *snapshot, err error) {
 	now, err := read(ctx)
 	switch {
@@ -146,13 +146,13 @@ func (p *Projection) decide(ctx context.Context, read func(context.Context) (*sn
 	return nil, nil
 }
 
-// discardTime is what a caller whose time is up takes to discard what was made in vain.
+// discardTime is how long discarding may take for a caller whose time is up.
 const discardTime = time.Second
 
-// discard deletes objects that were made in vain since the given root was the newest one. Otherwise they would be there
-// until garbage is collected, with what was forgotten meanwhile; a crash or a failure leaves them for that long. An
-// object that a root names stays: a swap may have won although its answer was lost, and others may have gone on from
-// there. So would one that an undecided draft names have to: its caller sees to that.
+// discard deletes objects that were made in vain since the given root was the newest one. Otherwise they would stay
+// until garbage is collected, with data that may be forgotten meanwhile. A crash or a failure still leaves them for
+// that long. An object that a root names stays: a swap may have won although its answer was lost, and other processes
+// may have continued from there. The caller must not pass objects that an undecided draft names.
 func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 	if len(made) == 0 {
 		return
@@ -171,13 +171,13 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 	}
 }
 
-// final reports whether an error will be the same however often a swap is tried.
+// final reports whether a swap would fail with this error however often it is tried.
 func final(err error) bool {
 	all := []error{eventlog.ErrDiverged, eventlog.ErrNowhere, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced, errRootLost}
 	return slices.ContainsFunc(all, func(last error) bool { return errors.Is(err, last) })
 }
 
-// put writes the draft in place of the root that it was made of, and of no other.
+// put replaces the root by the draft, if the root is still the one that the draft was made over.
 func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 	body := encodeRoot(d.root)
 	var etag string
@@ -196,7 +196,7 @@ func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
 }
 
-// report counts and reports what is certain once the draft is the root. A span shows how long its event has waited.
+// report counts and logs what is certain once the draft is the root. A span shows how long its event has waited.
 func (d *draft) report(ctx context.Context, tracer trace.Tracer) {
 	commits.Inc()
 	foldedBytes.Add(float64(d.bytes))

@@ -8,20 +8,21 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// tail is the events after the snapshot, as they came. Which of them are void is found out when a key is read, so
-// catching up asks the bucket nothing. A tail is immutable; extend shares what is there.
+// tail is the events after the snapshot, as they came. Which of them are void is only found out when a key is read, so
+// catching up asks nothing of the bucket. A tail is immutable; extend shares its data.
 type tail struct {
-	// byKey is ordered by key, newest first. A clone is made under cloning, which all tails share: it writes to both.
+	// byKey is ordered by key, newest first. All tails share cloning, which is held while byKey is cloned: that writes
+	// to both.
 	byKey   *btree.BTreeG[*record]
 	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.
 	records []*record
-	// at is the newest event's, barriers included. It is compared when the tail is resumed (invariant 9).
+	// at is the position of the newest event, barriers included. It is compared when the tail is resumed (invariant 9).
 	at    eventlog.Position
 	bytes int
 	// outdates is the last barrier that outdates older roots, 0 for none.
 	outdates Revision
-	// epoch is the root's: an event of an older one was written across a fence and is void (invariant 9).
+	// epoch is the root's: an event of an older epoch was written across a fence and is void (invariant 9).
 	epoch uint64
 }
 
@@ -36,8 +37,8 @@ func newestFirst(a, b *record) bool {
 	return a.Revision > b.Revision
 }
 
-// extend returns the tail with the events, which must follow its last and end with a batch. Only the newest tail may be
-// extended, by one caller at a time: records shares its array with the older ones.
+// extend returns the tail with the events, which must follow its last event and end with a batch. Only the newest tail
+// may be extended, by one caller at a time, because records shares its array with the older tails.
 func (t *tail) extend(events []eventlog.Event) *tail {
 	next := t.clone()
 	var before *record
@@ -60,7 +61,7 @@ func (t *tail) extend(events []eventlog.Event) *tail {
 	return next
 }
 
-// clone returns a tail to which no reader has access yet. Its records are still those of the other one.
+// clone returns a tail to which no reader has access yet. It shares records with the original.
 func (t *tail) clone() *tail {
 	next := *t
 	t.cloning.Lock()
@@ -78,7 +79,7 @@ func (t *tail) add(r *record) {
 	t.bytes += r.size()
 }
 
-// above returns the tail without what the root has applied. The root must not be ahead of the tail.
+// above returns the tail without the events that the root has applied. The root must not be ahead of the tail.
 func (t *tail) above(r *root) *tail {
 	next := emptyTail(r)
 	for _, rec := range t.records {
@@ -95,7 +96,8 @@ func (t *tail) chain(key string, after, upto Revision) []*record {
 	return t.nextChain(key, after, upto, func(k string) bool { return k == key })
 }
 
-// nextChain is the chain of the first key from start on with events in (after, upto], before one that is not wanted.
+// nextChain is the chain of the first key from start on that has events in (after, upto]. It stops before an unwanted
+// key.
 func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record) {
 	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
 	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {

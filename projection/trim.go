@@ -11,10 +11,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// HistoryRule keeps the past of some objects for a shorter time than Config.History, by log time. What is above the
-// floor is kept whatever the rules say.
+// HistoryRule keeps the past of some objects for a shorter time than Config.History, by log time. Everything above the
+// floor is kept regardless of the rules.
 type HistoryRule struct {
-	// Prefix of the objects' storage path, for example '/leases'. They are those of every cluster.
+	// Prefix of the objects' storage path, for example '/leases', in every cluster.
 	Prefix string
 	Keep   time.Duration
 }
@@ -26,13 +26,13 @@ type trim struct {
 	Revision Revision
 }
 
-// Trim removes from archive and checkpoints what rules do not keep any longer, and reports whether there was anything.
-// It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has. A rule that
-// fails does not keep the others from it.
+// Trim removes from archive and checkpoints the versions that rules no longer keep, and reports whether there were any.
+// It reads and writes what has become too old since the last time, for each rule once a checkpoint is old enough. If
+// one rule fails, the others still run.
 //
-// What is too old is what came before a checkpoint that is as old as the rule says. The archived events before it, and
-// older checkpoints, are written anew without the objects. A crash before the swap leaves the old root and garbage.
-// Others may commit, compact and trim meanwhile.
+// Versions are too old if they came before a checkpoint that is as old as the rule says. The archived events before
+// that checkpoint, and older checkpoints, are rewritten without the objects. A crash before the swap leaves the old
+// root and garbage. Other processes may commit, compact and trim meanwhile.
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 	before, err := p.atHand(ctx)
 	if err != nil {
@@ -54,7 +54,7 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 
 // trim does for one rule what Trim does.
 func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, known *departing) error {
-	// Most is read and written here, so that commits go on. What came between is added in the swap.
+	// Most is read and written before the swap, so that commits go on. The swap adds what has come since.
 	w := p.rewrite(known)
 	_, err := w.draft(ctx, before)
 	if err == nil || errors.Is(err, bucket.ErrNotFound) {
@@ -71,7 +71,7 @@ func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, k
 			if err != nil {
 				return nil, err
 			}
-			if next == nil { // nothing of these objects was there
+			if next == nil { // there was nothing of these objects
 				next = v.snap.draft()
 			}
 			next.Trimmed = slices.DeleteFunc(slices.Clone(next.Trimmed), func(t trim) bool { return t.Prefix == rule.Prefix })
@@ -82,8 +82,8 @@ func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, k
 	return w.ended(ctx, err)
 }
 
-// pastStart is the oldest revision that can be read below the floor, 0 without checkpoints. A trim up to there says of
-// a past that nobody can read any more where it begins: none is made, and such a one is dropped.
+// pastStart is the oldest revision that can be read below the floor; 0 without checkpoints. A trim up to pastStart
+// would mark the beginning of a past that nobody can read, so none is made, and an existing one is dropped.
 func (r *root) pastStart() Revision {
 	if len(r.Checkpoints) == 0 {
 		return 0
@@ -91,7 +91,7 @@ func (r *root) pastStart() Revision {
 	return min(r.Checkpoints[0].Revision, r.archiveStart())
 }
 
-// trimmable is what a rule lets go by now, nil for nothing.
+// trimmable is what a rule lets go by now; nil for nothing.
 func (r *root) trimmable(rule HistoryRule, retention time.Duration) *departing {
 	since := max(r.trimmedUpTo(rule.Prefix), r.pastStart())
 	upto := since
@@ -112,7 +112,7 @@ func trimming(prefix string, since, upto Revision) *departing {
 		near: func(s segmentRef) bool { return overlaps(prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"}) }}
 }
 
-// keptFrom is the revision after which all of a key's past is kept, as far as rules go.
+// keptFrom is the revision after which all of a key's past is kept, as far as rules decide.
 func (r *root) keptFrom(key string) (from Revision) {
 	for _, t := range r.Trimmed {
 		if below(t.Prefix, key) {
@@ -122,14 +122,14 @@ func (r *root) keptFrom(key string) (from Revision) {
 	return from
 }
 
-// below reports whether a row key is one with the prefix, in whichever cluster.
+// below reports whether a row key has the prefix, in any cluster.
 func below(prefix, key string) bool {
 	_, path, _ := strings.Cut(key, "/")
 	rest, ok := strings.CutPrefix("/"+path, prefix)
 	return ok && strings.HasPrefix(rest, "/")
 }
 
-// overlaps reports whether some of the keys may have the prefix. Of more than one cluster it says so.
+// overlaps reports whether some of the keys may have the prefix. It returns true for keys of more than one cluster.
 func overlaps(prefix string, keys Keys) bool {
 	cluster, _, _ := strings.Cut(keys.Start, "/")
 	other, _, _ := strings.Cut(keys.End, "/")
@@ -150,7 +150,7 @@ func (r *root) trimmedUpTo(prefix string) Revision {
 	return 0
 }
 
-// pastOf is ErrTrimmed if rules have let go of some of these keys' past at a revision.
+// pastOf returns ErrTrimmed if rules have let go of some of these keys' past at a revision.
 func (r *root) pastOf(keys Keys, at Revision) error {
 	for _, t := range r.Trimmed {
 		if at < t.Revision && overlaps(t.Prefix, keys) {

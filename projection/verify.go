@@ -17,26 +17,33 @@ import (
 
 // Verified says how much a verification has read.
 type Verified struct {
-	// Objects of the bucket that were read from end to end, the root and checkpoints among them.
+	// Objects is how many objects of the bucket were read completely, the root and checkpoints included.
 	Objects int
 	// Rows of key-ordered segments, events of event segments, and events of the log that were compared.
 	Rows, Events, LogEvents uint64
-	// Orphans are objects that nothing names, garbage or of a commit in flight; Foreign are none of ours.
+	// Orphans are objects that nothing names: garbage, or of a commit in flight. Foreign are objects that are not ours.
 	Orphans, Foreign int
 	OrphanBytes      int64
 }
 
 // Verify reads the root, the checkpoints, and every byte of every segment that they name, and reports what is wrong:
-// damage, rows out of order or out of the range that the root gives, keys that a bloom filter lacks, holes between
-// events, and rows, events and log that contradict each other. It goes on until it has seen everything. err is set only
-// if the root cannot be read. Others may commit and collect meanwhile.
+//
+//   - damage,
+//   - rows out of order, or outside the range that the root gives,
+//   - a bloom filter without a key of its segment,
+//   - holes between events,
+//   - rows, events and log that contradict each other.
+//
+// It continues until it has seen everything. err is set only if the root cannot be read, or the bucket cannot be
+// listed. Other processes may commit and collect meanwhile.
 func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Verified, error) {
 	for try := 1; ; try++ {
 		v := &verification{p: p}
 		if err := v.run(ctx); err != nil {
 			return v.Verified, fmt.Errorf("verify: %w", err)
 		}
-		// What was collected or purged meanwhile looks like a loss; with a root that stands still, or thrice, it is.
+		// A collection or purge meanwhile looks like a loss. It is a loss if the root did not change, or after three
+		// tries.
 		if len(v.problems) == 0 || try == 3 || !v.overtaken(ctx) {
 			for _, problem := range v.problems {
 				report(problem)
@@ -46,32 +53,32 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 	}
 }
 
-// verification is one pass over a root and all that it names.
+// verification is one pass over a root and everything that it names.
 type verification struct {
 	Verified
 	p     *Projection
 	root  *root
 	etag  string
 	named map[string]bool
-	// lost are the segments that no root but checkpoints name, and that are damaged.
+	// lost are the damaged segments that only checkpoints name, and not the root.
 	lost map[string]bool
-	// footers are those that are kept beside their segments.
+	// footers are the footers that are kept outside of their segments.
 	footers  map[string][]byte
 	problems []error
-	// unread: something could not be read. What seems to contradict it proves nothing.
+	// unread: something could not be read, so an apparent contradiction proves nothing.
 	unread bool
 	// rows and events are ascending by revision once all are read.
 	rows, events []fact
 }
 
-// fact is one row or event, as far as it is compared. All of a cell are held at once, at 32 bytes each.
+// fact is one row or event, reduced to what is compared. All facts of a cell are in memory at once, 32 bytes each.
 type fact struct {
 	revision Revision
-	// key, head and body are hashes: of the row key, of all but the body, and of the body.
+	// key, head and body are hashes: of the row key, of everything but the body, and of the body.
 	key, head uint64
 	body      uint32
 	flags     segment.Flags
-	// trimmed: its event may be gone by a rule.
+	// trimmed: a rule may have let go of its event.
 	trimmed bool
 }
 
@@ -114,7 +121,7 @@ func (v *verification) run(ctx context.Context) error {
 	return v.list(ctx)
 }
 
-// read reads all that a snapshot names, and checks that it is one history.
+// read reads everything that a snapshot names, and checks that it is one history.
 func (v *verification) read(ctx context.Context, snap *snapshot) {
 	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
 	v.Objects++
@@ -143,7 +150,7 @@ func (v *verification) read(ctx context.Context, snap *snapshot) {
 			v.events = append(v.events, v.factOf(r))
 		}
 	}
-	v.p.pages.Clear() // so that they are read
+	v.p.pages.Clear() // so that pages are read from the bucket
 	paged, err := v.p.paged(ctx, v.root)
 	if err != nil {
 		v.unread = true
@@ -173,7 +180,7 @@ func (v *verification) read(ctx context.Context, snap *snapshot) {
 	}
 }
 
-// countRows is how many rows segments have.
+// countRows is how many rows the segments have.
 func countRows(refs []segmentRef) (n uint64) {
 	for _, ref := range refs {
 		n += ref.Rows
@@ -181,7 +188,7 @@ func countRows(refs []segmentRef) (n uint64) {
 	return n
 }
 
-// checkpoint reads a checkpoint and what it pins besides what was read already.
+// checkpoint reads a checkpoint, and the objects that it pins unless they were read already.
 func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 	v.Objects++
 	v.named[c.Key] = true
@@ -226,7 +233,7 @@ func (v *verification) readFooters(ctx context.Context) {
 	v.footers = bySegment(footers)
 }
 
-// segment reads one segment whole and hands out its records.
+// segment reads one segment completely and passes its records to each.
 func (v *verification) segment(ctx context.Context, ref segmentRef, kind segment.Kind, each func(*record)) {
 	v.Objects++
 	if err := v.readSegment(ctx, ref, kind, each); err != nil {
@@ -266,10 +273,10 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	return nil
 }
 
-// compareRows checks that rows and events are one history: above the floor each has the other.
+// compareRows checks that rows and events are one history: above the floor each row has its event, and vice versa.
 func (v *verification) compareRows() {
 	slices.SortFunc(v.rows, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
-	first := Revision(0) // the oldest revision that events are known from
+	first := Revision(0) // the oldest revision with an event
 	if len(v.events) > 0 {
 		first = v.events[0].revision
 	}
@@ -294,11 +301,11 @@ func (v *verification) compareRows() {
 	}
 }
 
-// compareFloor checks that at the floor the newest row of a key is the one with which its archived events end, unless
-// that is a tombstone. It orders the events anew, since they are many.
+// compareFloor checks that the last archived event of a key at or below the floor has a row, unless it is a tombstone.
+// It sorts the events by key, in place, since they are many.
 func (v *verification) compareFloor() {
 	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(b.revision, a.revision)) })
-	var newest *fact // of the key, at or below the floor
+	var newest *fact // event of the key at or below the floor
 	for i := range v.events {
 		e := &v.events[i]
 		if newest != nil && newest.key == e.key || e.flags&segment.Void != 0 || e.revision > v.root.Floor {
@@ -319,7 +326,7 @@ func find(facts []fact, rev Revision) *fact {
 	return &facts[i]
 }
 
-// compareLog checks that what the log still holds of the snapshot is what the snapshot holds.
+// compareLog checks that snapshot and log agree where the log still has the snapshot's revisions.
 func (v *verification) compareLog(ctx context.Context) error {
 	bounds, err := v.p.config.Log.Head(ctx)
 	switch {
@@ -362,7 +369,7 @@ func (v *verification) compareLog(ctx context.Context) error {
 	})
 }
 
-// list counts what nothing names. Garbage is no problem: a crash leaves it, and collection takes it.
+// list counts the objects that nothing names. Garbage is not a problem: a crash leaves it, and a collection deletes it.
 func (v *verification) list(ctx context.Context) error {
 	prefix := v.p.config.Prefix + "/"
 	err := v.p.config.Bucket.List(ctx, prefix, func(a bucket.Attributes) error {

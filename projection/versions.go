@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// visited is how many checkpoints one call of Versions looks into.
+	// visited is how many checkpoints one call of Versions reads at most.
 	visited = 16
-	// versionBytes is how many bytes of versions one call returns, but for the last of them.
+	// versionBytes is how many bytes of versions one call returns; only the last version may exceed it.
 	versionBytes = 4 << 20
-	// gapEvents and gapBytes are how much of the archived events no checkpoint reaches back to is read at a time. These
-	// are read forwards, and wanted backwards.
+	// gapEvents and gapBytes bound one read of archived events to which no checkpoint reaches back. Such events are
+	// read forwards, but wanted backwards.
 	gapEvents = 1024
 	gapBytes  = versionBytes
-	// visitBytes is what a visit counts for, as it asks the bucket: about a block.
+	// visitBytes is what looked is told for a visit to a checkpoint: about a block.
 	visitBytes = 64 << 10
 )
 
 // Versions returns the newest versions of a key below a revision, newest first, tombstones included and void events
-// left out. It returns about as many as the limit, and may return fewer, or none, before the end: next is the revision
-// below which a further call goes on, 0 if nothing older is kept. It holds some MiB, however large the versions are.
+// left out. It returns about as many as the limit, but may return fewer, or none, before the end. next is the revision
+// below which a further call continues; 0 if nothing older is kept. It holds some MiB, however large the versions are.
 //
-// Each event names the one before it, so what has left the snapshot is found event by event. Only what was there before
-// an object was made must be looked for, in the checkpoints and in the archived events between them. Looked is told
-// what is read, as that of Archived, and may be nil.
+// Each event names the one before it, so versions that have left the snapshot are found event by event. Only versions
+// from before an object was last made must be searched for, in the checkpoints and in the archived events between them.
+// looked is told what is read, as that of Archived, and may be nil.
 func (p *Projection) Versions(ctx context.Context, key string, below Revision, limit int,
 	looked func(at Revision, bytes int) bool) (rows []Row, next Revision, err error) {
 	v, err := p.Latest(ctx)
@@ -50,14 +50,14 @@ type versionSearch struct {
 	view  *View
 	key   string
 	limit int
-	// looked is that of Versions, and stopped says that it was false.
+	// looked is that of Versions. stopped says that looked has returned false.
 	looked  func(at Revision, bytes int) bool
 	stopped bool
 	rows    []Row
 	bytes   int // of the rows
-	// below is the revision below which everything is still to be looked for, 0 at the end.
+	// below is the revision below which versions are still to be found; 0 at the end.
 	below Revision
-	// before is the event before the last that was found, 0 if that does not name one.
+	// before is the revision of the event before the last one found; 0 if that does not name one.
 	before Revision
 }
 
@@ -68,7 +68,7 @@ func (s *versionSearch) run(ctx context.Context) error {
 		}
 		s.below = min(s.below, s.view.Floor()+1)
 	}
-	kept := max(1, s.view.snap.root.keptFrom(s.key)) // what was there then is found from the checkpoint there
+	kept := max(1, s.view.snap.root.keptFrom(s.key)) // older versions are found from the checkpoint at this revision
 	for visits := 0; s.below > kept && !s.enough(); {
 		found, err := s.linked(ctx)
 		if err != nil {
@@ -96,14 +96,14 @@ func (s *versionSearch) enough() bool {
 	return s.stopped || len(s.rows) >= s.limit || s.bytes >= versionBytes
 }
 
-// look tells of what was read.
+// look tells looked what was read.
 func (s *versionSearch) look(at Revision, bytes int) {
 	if s.looked != nil && !s.looked(at, bytes) {
 		s.stopped = true
 	}
 }
 
-// take takes the next row. It is a copy: of versions that lie far apart, each would hold its whole block in memory.
+// take takes a copy of the next row. Rows that lie far apart would otherwise each keep a whole block in memory.
 func (s *versionSearch) take(r Row) {
 	s.rows = append(s.rows, r.Clone())
 	s.bytes += len(r.Value)
@@ -111,8 +111,8 @@ func (s *versionSearch) take(r Row) {
 	s.look(r.Revision, len(r.Value))
 }
 
-// takeFrom takes what the view alone has below s.below, until there are enough. It ends with the newest version at or
-// below the view's floor: of older ones only some may be left.
+// takeFrom takes what this view alone has below s.below, until there are enough. It ends with the newest version at or
+// below the view's floor, because older ones may be incomplete.
 func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
 	if s.enough() {
 		return nil
@@ -129,8 +129,8 @@ func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
 	return nil
 }
 
-// versions yields what this view alone has of the key below a revision, newest first, without what has one of the flags
-// in skip. A key may have very many versions, so it reads as the caller goes on.
+// versions yields what this view alone has of the key below a revision, newest first. It leaves out versions with one
+// of the flags in skip. A key may have very many versions, so versions reads only as the caller consumes them.
 func (v *View) versions(ctx context.Context, key string, below Revision, skip segment.Flags) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		upto := min(below-1, v.Revision())
@@ -171,7 +171,7 @@ func (v *View) versions(ctx context.Context, key string, below Revision, skip se
 	}
 }
 
-// linked takes the event before the last one, if that is known and still kept.
+// linked takes the event before the last one, if it is known and still kept.
 func (s *versionSearch) linked(ctx context.Context) (found bool, err error) {
 	at := s.before
 	s.before = 0
@@ -188,7 +188,7 @@ func (s *versionSearch) linked(ctx context.Context) (found bool, err error) {
 	return found, err
 }
 
-// EventAt returns the version that the key's event of a revision made, a tombstone for a deletion; false if the event
+// EventAt returns the version that the key's event at a revision made, a tombstone for a deletion; false if the event
 // is no longer kept. It reads one event, where GetAt below the floor may have to read many.
 func (p *Projection) EventAt(ctx context.Context, key string, at Revision) (row Row, found bool, err error) {
 	v, err := p.AtLeast(ctx, at)
@@ -215,7 +215,7 @@ func (v *View) eventAt(ctx context.Context, key string, at Revision) (row Row, f
 	return row, found, err
 }
 
-// checkpointed returns the key's version of a revision, if the checkpoint at or above the revision has it.
+// checkpointed returns the key's version at a revision, if the checkpoint at or above the revision has it.
 func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, bool, error) {
 	checkpoints := s.view.snap.root.Checkpoints
 	index := s.view.snap.root.checkpointAt(at)
@@ -232,8 +232,8 @@ func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, boo
 	return Row{}, false, nil
 }
 
-// older takes what the next checkpoint below has of the key, or the archived events that no checkpoint reaches back to.
-// If it finds nothing, it lowers s.below to what remains.
+// older takes the key's versions of the next older checkpoint, or the archived events to which no checkpoint reaches
+// back. If it finds nothing, it lowers s.below to what remains.
 func (s *versionSearch) older(ctx context.Context) error {
 	r := s.view.snap.root
 	index := r.checkpointAt(s.below - 1)
@@ -266,9 +266,9 @@ func (s *versionSearch) older(ctx context.Context) error {
 	return s.gap(ctx, max(after, s.below-1-min(s.below-1, gapEvents)))
 }
 
-// gap takes the archived events after a revision, or the newest of them if that is too much to read.
+// gap takes the archived events after a revision. If that is too much to read, it takes only the newest of them.
 func (s *versionSearch) gap(ctx context.Context, after Revision) error {
-	var last []Row // as many as are wanted
+	var last []Row // the last events, at most as many as are wanted
 	size, read, from := s.bytes, 0, after
 	err := s.view.archived(ctx, OneKey(s.key), &from, s.below-1, taker{func(e eventlog.Event) bool {
 		last = append(last, newRecord(e).row().Clone())
@@ -298,12 +298,12 @@ func (s *versionSearch) gap(ctx context.Context, after Revision) error {
 	return nil
 }
 
-// Archived yields every event of the keys in (after, upto] that is not void, in order, wherever it is still kept: below
-// the floor, too. Before events of which a rule has let some go, it yields ErrTrimmed without an event, and goes on. It
-// is ErrExpired if the range begins below what is kept, and fails if upto is above the head.
+// Archived yields every non-void event of the keys in (after, upto], in order, wherever it is still kept, also below
+// the floor. Before events of which a rule has let some go, it yields ErrTrimmed without an event, and continues. It
+// fails with ErrExpired if the range begins below what is kept. It also fails if upto is above the head.
 //
-// Looked, unless it is nil, is told of each event that was read, those of other keys too, and of the bytes that it
-// took. If it returns false, Archived ends: it has yielded all that there is up to that event.
+// looked may be nil. Otherwise it is told of each event that was read, also of other keys, and of the bytes that it
+// took. If looked returns false, Archived ends; it has then yielded everything up to that event.
 func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision,
 	looked func(at Revision, bytes int) bool) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {

@@ -20,22 +20,23 @@ type View struct {
 	// first is the log's first revision, asked when the head was last learned.
 	first Revision
 	asked time.Time
-	// proven is the connection on which the log was seen to hold the last event that the root or the tail knows. On
-	// another one it may be another log of the same length.
+	// proven is the connection on which the log was seen to hold the last event that the root or the tail knows.
+	// Another connection may lead to another log of the same length.
 	proven uint64
-	// rootRead is the newest revision that was known when the root was read last.
+	// rootRead is the newest revision that was known when the root was last read.
 	rootRead Revision
-	// past, for a moment below the floor, is the root that it is read from. snap is then that of a checkpoint.
+	// past, for a moment below the floor, is the snapshot of the newest root; snap is then that of a checkpoint.
 	past *snapshot
-	// folded, of a moment after its checkpoint, are the keys whose archived events the tail has, once they are read.
+	// folded, for a moment after its checkpoint, are the keys whose archived events are in the tail. It is nil before
+	// that.
 	folded *Keys
-	// superseded is closed when a view with a newer revision is there.
+	// superseded is closed when there is a view with a newer revision.
 	superseded chan struct{}
-	// again makes the same view of the newest root. It is nil for who reads one root and no other.
+	// again makes the same view on the newest root. It is nil for callers that read only one root.
 	again func(ctx context.Context, v *View) (*View, error)
 }
 
-// viewOf is the view of a snapshot alone. It reads no other root, and nobody waits for a newer one.
+// viewOf is the view of a snapshot alone. It reads no other root, and nobody waits for a newer view.
 func viewOf(snap *snapshot) *View { return &View{p: snap.p, snap: snap, tail: emptyTail(snap.root)} }
 
 // Revision is the newest revision the view holds: its head.
@@ -49,16 +50,16 @@ func (v *View) Floor() Revision {
 	return v.snap.root.Floor
 }
 
-// Age is how long ago the log was asked what the view has at least.
+// Age is the time since the log was asked for its head; the view has everything up to that head.
 func (v *View) Age() time.Duration { return eventlog.Elapsed(v.asked) }
 
-// Applied is the revision up to which the view's snapshot reaches; after it begins the tail.
+// Applied is the revision up to which the view's snapshot reaches. The tail begins after it.
 func (v *View) Applied() Revision { return v.snap.root.Applied }
 
-// outdated reports whether a barrier has come that outdates the snapshot's root.
+// outdated reports whether the tail has a barrier that outdates the snapshot's root.
 func (v *View) outdated() bool { return v.tail.outdates > v.rootRead }
 
-// check says whether the revision can be read.
+// check returns an error if the revision cannot be read.
 func (v *View) check(at Revision) error {
 	switch {
 	case at < v.Floor():
@@ -69,7 +70,8 @@ func (v *View) check(at Revision) error {
 	return nil
 }
 
-// Get returns the live row of the key as of the revision. ErrExpired below the floor, ErrFuture above the view.
+// Get returns the live row of the key as of the revision. It returns ErrExpired below the floor and ErrFuture above the
+// view.
 func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	n, ok, err := v.newest(ctx, key, at)
 	if err != nil || !ok || n.dead() {
@@ -90,9 +92,9 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 	return n, ok, err
 }
 
-// Since calls seen with the key of every event after the revision, void ones too. It may call it twice with one key. Of
-// every other key, what was read at that revision is still true. Since asks nobody. It is false if the view no longer
-// holds all of these events: any key may have changed.
+// Since calls seen with the key of every event after the revision, void events included. It may call it twice with one
+// key. What was read of any other key at that revision is still true. Since reads only memory. It returns false if the
+// view no longer holds all of these events; then any key may have changed.
 func (v *View) Since(after Revision, seen func(key string)) bool {
 	if after < v.snap.root.Spilled {
 		return false
@@ -108,7 +110,8 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 	return true
 }
 
-// Tail yields the events of the tail after a revision in order, void ones too, barriers not, each with its row key.
+// Tail yields the events of the tail after a revision in order, each with its row key. It includes void events, but not
+// barriers.
 func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
 	return func(yield func(string, eventlog.Event) bool) {
 		for _, r := range v.tailAfter(after) {
@@ -119,7 +122,7 @@ func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
 	}
 }
 
-// tailAfter is what the tail has after a revision and after the snapshot, which may have passed its beginning.
+// tailAfter is the tail's events after both a revision and the snapshot, which may have passed the tail's beginning.
 func (v *View) tailAfter(after Revision) []*record {
 	return v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):]
 }
@@ -127,9 +130,9 @@ func (v *View) tailAfter(after Revision) []*record {
 // retries bounds how often one read starts again because its segments were collected.
 const retries = 5
 
-// retry runs a read. If a segment is gone, the read starts again with a view that has the same revision and tail on the
-// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read names
-// the revision that it reads, and checks it against the view that it is given.
+// retry runs a read. If a segment is gone, the read starts again with a view of the same revision and tail on the
+// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read must
+// name the revision that it reads, and check it against the view that it is given.
 func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && v.again != nil && errors.Is(err, bucket.ErrNotFound); n++ {
@@ -154,7 +157,7 @@ func (v *View) at(ctx context.Context, keys Keys, at Revision, read func(*View) 
 	})
 }
 
-// renew is View.again of a view of the present.
+// renew is View.again for views of the present.
 func (p *Projection) renew(ctx context.Context, v *View) (*View, error) {
 	if err := p.reading.enter(ctx); err != nil {
 		return nil, fmt.Errorf("read the root again: %w", err)
@@ -168,25 +171,25 @@ func (p *Projection) renew(ctx context.Context, v *View) (*View, error) {
 	return &next, nil
 }
 
-// Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is unbounded. It
-// reads as the caller goes on.
+// Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is unbounded.
+// Scan reads as the caller consumes the rows.
 func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
 	return v.Select(ctx, start, end, at, nil)
 }
 
-// Select is Scan for who wants some rows only. It may leave out any others, and leaves out those of most blocks that
-// have none that is wanted. It yields no other version of a row than Scan.
+// Select is Scan for callers that want only some rows. It may leave out any others, and skips most blocks that have no
+// wanted row. It never yields another version of a row than Scan.
 func (v *View) Select(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[Row, error] {
 	return v.rows(ctx, start, end, at, wanted, cached)
 }
 
-// Outline is Scan for who mostly needs no values, and asks for these again by Scan. A row may lack its Value, its
-// RequestID and its Author. So what is kept of many objects takes a tenth of the memory.
+// Outline is Scan for callers that mostly need no values, and use Scan for those they need. A row may lack its Value,
+// RequestID and Author. So caching many objects takes a tenth of the memory.
 func (v *View) Outline(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
 	return v.rows(ctx, start, end, at, nil, outlines)
 }
 
-// ScanOnce is Scan for who keeps what it makes of the values. What it reads pushes out nothing.
+// ScanOnce is Scan for callers that keep what they make of the values. What it reads pushes nothing out of the cache.
 func (v *View) ScanOnce(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
 	return v.rows(ctx, start, end, at, nil, once)
 }

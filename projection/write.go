@@ -10,7 +10,7 @@ import (
 )
 
 // State is what one view knows of a key: what a write replaces, and what the write must expect of the log. Only a view
-// makes it, in one read. So base, precondition, head and epoch of a write never come from two views.
+// makes a State, in one read. So base, precondition, head and epoch of a write never come from two views.
 type State struct {
 	view *View
 	key  eventlog.Key
@@ -21,8 +21,8 @@ type State struct {
 	expected Revision
 }
 
-// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since, and then a
-// newer view must be asked.
+// State reads the key at the view's revision. It returns ErrExpired if the floor has passed that revision since; then
+// the caller needs a newer view.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.RowKey(), v.Revision()
@@ -55,16 +55,17 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	return s, err
 }
 
-// Row is the key's live row, false if there is none.
+// Row is the key's live row; false if there is none.
 func (s *State) Row() (Row, bool) { return s.row, s.live }
 
-// Write is an event that is still to be appended. Only a State makes it.
+// Write is an event that is not appended yet. Only a State makes a Write.
 type Write struct {
 	view  *View
 	event eventlog.Write
 }
 
-// Put is the write that gives the key a value: a new object, or instead of the live row. TTL is in seconds, 0 for ever.
+// Put is the write that gives the key a value: it makes a new object, or replaces the live row. ttl is in seconds, 0
+// for ever.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
 	if s.live {
@@ -79,23 +80,23 @@ func (s *State) Delete() Write {
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 
-// By is the same write, made by the author.
+// By returns the same write with this author.
 func (w Write) By(author eventlog.Author) Write {
 	w.event.Author = author
 	return w
 }
 
-// oldest is the age of a view from which nothing is appended any more. It is far less than events stay in the log
-// (eventlog.MinRetention). So if another write of a key came after the view, the log has it when the append arrives:
-// without it, JetStream would take the key for one without events.
+// oldest is the age from which a view may no longer be used to append. Events stay in the log far longer
+// (eventlog.MinRetention). So if another write of a key came after the view, the log still has it when the append
+// arrives. If the log did not, JetStream would take the key for one without events.
 const oldest = 10 * time.Second
 
 // Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
-// If that is older than 10 s, or the log was reached anew since it was proven (invariant 9), Append is ErrConflict.
-// Errors are those of eventlog.Log.Append, and ErrBehind; then nothing was written.
+// Append returns ErrConflict if the view is older than 10 s, or if the log was reconnected since the view was proven
+// (invariant 9). Other errors are those of eventlog.Log.Append, and ErrBehind, after which nothing was written.
 //
-// Once a process has learned that its cell was fenced, it acknowledges nothing more, whichever of its requests learned
-// it. The event may be in the log, and is void (invariant 9).
+// Once a process has learned that its cell was fenced, it acknowledges no write, whichever of its requests learned it.
+// The event may be in the log, but it is void (invariant 9).
 func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
 	events := make([]eventlog.Write, len(writes))
 	for i, w := range writes {
@@ -104,13 +105,13 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 		}
 		events[i] = w.event
 	}
-	if err := v.mayWrite(ctx); err != nil { // which may wait
+	if err := v.mayWrite(ctx); err != nil { // it may wait
 		return 0, err
 	}
 	if age := v.Age(); age > oldest || v.Revision() >= v.first && v.proven != v.p.config.Log.Connection() {
 		return 0, fmt.Errorf("append from a view that is %s old or of another connection: %w", age, eventlog.ErrConflict)
 	}
-	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // which is asked for again right before publishing
+	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // Log.Append checks it again right before publishing
 	defer cancel()
 	if err := v.p.failed(); err != nil {
 		return 0, err

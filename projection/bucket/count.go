@@ -16,7 +16,7 @@ var requests = prometheus.NewCounterVec(prometheus.CounterOpts{
 // Collectors are this package's metrics, for a process to register.
 func Collectors() []prometheus.Collector { return []prometheus.Collector{requests} }
 
-// Counts are requests made through one Counted, by kind, failed ones included.
+// Counts are the requests made through one Counted, by kind, failed ones included.
 type Counts struct {
 	Get, GetRange, Create, Replace, Copy, List, Delete int64
 }
@@ -31,7 +31,7 @@ type Counted struct {
 // Count wraps a bucket.
 func Count(b Bucket) *Counted { return &Counted{Bucket: b} }
 
-// Counts of this instance so far.
+// Counts are the counts of this instance so far.
 func (c *Counted) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,15 +87,15 @@ func (c *Counted) Delete(ctx context.Context, key string) error {
 	return c.Bucket.Delete(ctx, key)
 }
 
-// Ensure finds or makes what it wraps.
+// Ensure finds or makes the wrapped bucket.
 func (c *Counted) Ensure(ctx context.Context, mayMake bool) (bool, error) {
 	return Ensure(ctx, c.Bucket, mayMake)
 }
 
-// Reconnect reconnects what it wraps.
+// Reconnect reconnects the wrapped bucket.
 func (c *Counted) Reconnect() { Reconnect(c.Bucket) }
 
-// count counts a request. Its span is a part of the trace that ctx belongs to, if there is one.
+// count counts a request. Its span is part of ctx's trace, if there is one.
 func (c *Counted) count(ctx context.Context, of *int64, kind string) (context.Context, trace.Span) {
 	c.mu.Lock()
 	*of++
