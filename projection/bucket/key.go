@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ErrInvalidKey says that no bucket stores an object under that key. Nothing was sent or written.
+// ErrInvalidKey says that no bucket can store an object under that key. Nothing was sent or written.
 var ErrInvalidKey = errors.New("not a key of a bucket")
 
 const (
@@ -15,11 +15,11 @@ const (
 	maxSegmentBytes = 200  // a file name allows 255
 )
 
-// CheckKey accepts what every bucket can store, so that the same key works in all of them: segments of printable ASCII
-// joined by '/', none of them empty, beginning with '.', longer than 200 bytes or holding a backslash; 1000 bytes in
-// all. So a key never leaves a folder, and a file beginning with '.' is never one.
+// CheckKey accepts only keys that every bucket can store, so that the same key works in all of them. A key is 1000
+// bytes at most. It consists of segments joined by '/', each 1 to 200 bytes of printable ASCII without a backslash, not
+// beginning with '.'. So a key never leaves a folder, and never names a file that begins with '.'.
 //
-// A key must not be another key's folder ('a' beside 'a/b'): S3 would take it, a file system cannot.
+// A key must not be another key's folder ('a' beside 'a/b'): S3 would accept it, a file system cannot.
 func CheckKey(key string) error {
 	if len(key) > maxKeyBytes {
 		return fmt.Errorf("%w: %d bytes, more than %d", ErrInvalidKey, len(key), maxKeyBytes)

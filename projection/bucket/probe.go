@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// ErrUnfit says that the bucket does not do what Logplane needs of one (Bucket): commits or segments would be lost.
+// ErrUnfit says that the bucket does not do what Logplane needs (Bucket): commits or segments would be lost.
 var ErrUnfit = errors.New("the bucket cannot hold a projection")
 
 const (
@@ -20,11 +20,15 @@ const (
 	probeRacers   = 8
 )
 
-// Probe finds out whether a bucket really does what a Bucket promises. It must refuse a second create, a replacement
-// that names an ETag of the past or an object that is not there, all but one of a few creates at once, and all but one
-// of as many replacements. It must read parts, copy, list in order and delete, each seen at once. Probe writes under
-// '<prefix>/probe/' and removes what it wrote; a crash leaves some small objects that nothing reads. It ends within 30
-// seconds. A bucket that answers wrongly gives ErrUnfit.
+// Probe finds out whether a bucket really does what a Bucket promises. It returns ErrUnfit if the bucket answers
+// wrongly.
+//
+//   - The bucket must refuse a second create, and a replacement that names an old ETag or a missing object.
+//   - Of several concurrent creates, and of several concurrent replacements, exactly one must succeed.
+//   - The bucket must read parts, copy, list in order and delete. Each change must be visible at once.
+//
+// Probe writes under '<prefix>/probe/' and removes what it wrote. A crash leaves some small objects that nothing reads.
+// Probe ends within 30 seconds.
 func Probe(ctx context.Context, b Bucket, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
 	defer cancel()
@@ -50,7 +54,7 @@ type probe struct {
 	key string
 }
 
-// refusals creates and replaces an object, and tries what must be refused.
+// refusals creates and replaces an object, and tries the writes that must be refused.
 func (p probe) refusals(ctx context.Context) error {
 	if _, err := p.Create(ctx, p.key, []byte("1")); err != nil {
 		return fmt.Errorf("create an object: %w", err)
@@ -84,9 +88,9 @@ func (p probe) refusals(ctx context.Context) error {
 	return refused(err, "it replaced an object that was not there (If-Match creates it)")
 }
 
-// reads tries what asks for no condition: an object's parts, a copy, the list and the end of one.
+// reads tries the requests without conditions: read parts, copy, list and delete.
 func (p probe) reads(ctx context.Context) error {
-	race, _, err := p.created(ctx, p.key+"-race") // as one of the racers has left it
+	race, _, err := p.created(ctx, p.key+"-race") // as one of the racers left it
 	if err != nil {
 		return err
 	}
@@ -130,7 +134,7 @@ func (p probe) reads(ctx context.Context) error {
 	return p.lists(ctx, p.key, p.key+"-copy")
 }
 
-// lists fails unless the bucket lists exactly these of what the probe has written, in this order.
+// lists fails unless the bucket lists exactly these of the probe's objects, in this order.
 func (p probe) lists(ctx context.Context, want ...string) error {
 	var listed []string
 	err := p.List(ctx, p.key, func(a Attributes) error {
@@ -175,7 +179,7 @@ func (p probe) created(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, nil
 }
 
-// oneWins does a few writes at once, of which one must succeed and the others must be refused.
+// oneWins makes several concurrent writes, of which exactly one must succeed. The others must be refused.
 func oneWins(writes string, write func(racer int) error) error {
 	outcomes := make([]error, probeRacers)
 	var racers sync.WaitGroup

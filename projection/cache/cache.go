@@ -1,11 +1,11 @@
-// Package cache keeps values within a budget of bytes, the least recently used first out, without letting one owner
-// push out what the others need.
+// Package cache keeps values within a budget of bytes. The least recently used go first, but no owner pushes out what
+// others need.
 //
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
-// goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
-// the quarter of the caches' room that an owner may take from the others; alone it has all of it. A value is cold when
-// nobody has used it for 15 seconds. Bytes that are held belong to no cache and cannot be let go: the caches have the
-// rest, and three eighths of the budget at least.
+// caches is dropped first. An owner is whom a value belongs to, in a cell the namespace of an object. A share is the
+// quarter of the caches' room that an owner may take from the others; an owner alone may have all of the room. A value
+// is cold when nobody has used it for 15 seconds. Held bytes belong to no cache and cannot be dropped. The caches have
+// the rest, and at least three eighths of the budget.
 package cache
 
 import (
@@ -17,11 +17,11 @@ import (
 	"unsafe"
 )
 
-// shares of what the caches may keep. An owner beyond one of them takes room from nobody but itself while the rest is
-// in use.
+// shares is the number of shares of the caches' room. While the room is in use, an owner beyond one share takes room
+// only from itself.
 const shares = 4
 
-// cold is how long a value that nobody uses is safe from an owner beyond its share.
+// cold is how long an unused value is safe from an owner beyond its share.
 const cold = 15 * time.Second
 
 // Budget is shared by caches. It is safe for concurrent use.
@@ -30,7 +30,7 @@ type Budget struct {
 
 	mu     sync.Mutex // guards what follows, and all caches of the budget
 	bytes  int64      // of all entries
-	unused int64      // of those among them that were offered and not used
+	unused int64      // of the entries that were offered and never used
 	held   int64
 	recent list.List // of evictable, most recently used first
 	owners map[string]*owner
@@ -42,14 +42,14 @@ func NewBudget(bytes int64) *Budget { return &Budget{limit: bytes, owners: map[s
 // Limit is the whole of the budget.
 func (b *Budget) Limit() int64 { return b.limit }
 
-// Used returns what the caches keep, and what is held beside them.
+// Used returns the bytes that the caches keep, and the bytes that are held besides.
 func (b *Budget) Used() (cached, held int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.bytes, b.held
 }
 
-// Hold counts so many more bytes that are held, or fewer if they are negative, and makes room for them.
+// Hold counts this many more bytes as held (fewer if negative), and makes room for them.
 func (b *Budget) Hold(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -57,10 +57,10 @@ func (b *Budget) Hold(bytes int64) {
 	b.bound(nil)
 }
 
-// room is what the caches may keep. It requires mu.
+// room is how many bytes the caches may keep. It requires mu.
 //
 // A tail and a window of watches within their own bounds leave three eighths of a budget. But a tail may have 32 MiB
-// however small the budget is. It must not empty the caches: then each request would read and decode everything anew.
+// however small the budget is. It must not empty the caches, or each request would read and decode everything again.
 func (b *Budget) room() int64 { return max(b.limit-b.held, b.limit*3/8) }
 
 // evictable is an entry of any cache. Its methods require mu.
@@ -69,12 +69,12 @@ type evictable interface {
 	remove()
 }
 
-// place is what the entries of all caches have.
+// place is what the entries of all caches have in common.
 type place struct {
 	bytes int64
 	used  time.Time
 	owner *owner
-	// all and own are the entry's places in the budget's list and in its owner's.
+	// all and own are the entry's elements in the budget's list and in its owner's list.
 	all, own *list.Element
 }
 
@@ -86,11 +86,11 @@ type owner struct {
 	recent list.List // of evictable, most recently used first
 }
 
-// add requires mu. An unused value is at the end of those that were used.
+// add adds an entry. It requires mu. An unused value is added behind the used ones.
 func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	o := b.owners[ownerName]
 	if o == nil {
-		o = &owner{name: strings.Clone(ownerName)} // it may be part of something large
+		o = &owner{name: strings.Clone(ownerName)} // the name may be part of a large string
 		b.owners[o.name] = o
 	}
 	p := e.at()
@@ -106,7 +106,7 @@ func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	b.bound(o)
 }
 
-// bound requires mu. It makes room for what the owner, if it is one, has added. That may go itself.
+// bound makes room for what o has added; o may be nil. It may remove the added value itself. It requires mu.
 func (b *Budget) bound(o *owner) {
 	for b.bytes > b.room() {
 		oldest := b.recent.Back().Value.(evictable)
@@ -117,8 +117,8 @@ func (b *Budget) bound(o *owner) {
 	}
 }
 
-// Tight says that values that were used have more than three quarters of the room, and none of them is cold. So what is
-// added will soon cost another that somebody needs.
+// Tight says that used values have more than three quarters of the room, and that none of them is cold. So an added
+// value will soon cost another that somebody needs.
 func (b *Budget) Tight() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,13 +126,13 @@ func (b *Budget) Tight() bool {
 		return false
 	}
 	oldest := b.recent.Back()
-	for oldest.Value.(evictable).at().used.IsZero() { // few, and before all that were used
+	for oldest.Value.(evictable).at().used.IsZero() { // few unused values, at the end of the list
 		oldest = oldest.Prev()
 	}
 	return time.Since(oldest.Value.(evictable).at().used) < cold
 }
 
-// DropCold lets go of what is cold, and of what was offered and nobody has used. It returns how many bytes that was.
+// DropCold drops the cold values, and the values that were offered but never used. It returns how many bytes they had.
 func (b *Budget) DropCold() (dropped int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,7 +143,7 @@ func (b *Budget) DropCold() (dropped int64) {
 	return before - b.bytes
 }
 
-// use requires mu.
+// use marks an entry as used now. It requires mu.
 func (b *Budget) use(p *place) {
 	if p.used.IsZero() {
 		b.unused -= p.bytes
@@ -153,7 +153,7 @@ func (b *Budget) use(p *place) {
 	p.owner.recent.MoveToFront(p.own)
 }
 
-// remove requires mu.
+// remove removes an entry from the lists. It requires mu.
 func (b *Budget) remove(p *place) {
 	b.recent.Remove(p.all)
 	b.bytes -= p.bytes
@@ -172,7 +172,7 @@ type Cache[K comparable, V any] struct {
 	of       *Budget
 	overhead int64
 
-	entries map[K]*entry[K, V] // by mu of the budget, as is what follows
+	entries map[K]*entry[K, V] // guarded by mu of the budget, like bytes
 	bytes   int64
 }
 
@@ -183,17 +183,17 @@ type entry[K comparable, V any] struct {
 	value V
 }
 
-// New returns a cache that takes its bytes of the budget.
+// New returns a cache that takes its bytes from the budget.
 func New[K comparable, V any](of *Budget) *Cache[K, V] {
-	// An entry has two places in lists and one in a map, which is a quarter empty.
+	// An entry has two elements in lists and one slot in a map, of which a quarter is empty.
 	overhead := unsafe.Sizeof(entry[K, V]{}) + 2*unsafe.Sizeof(list.Element{}) + (unsafe.Sizeof(*new(K))+unsafe.Sizeof(uintptr(0)))*4/3
 	return &Cache[K, V]{of: of, overhead: int64(overhead), entries: map[K]*entry[K, V]{}}
 }
 
-// Get returns the value of a key and counts as its use.
+// Get returns the value of a key, and marks it as used.
 func (c *Cache[K, V]) Get(key K) (value V, ok bool) { return c.get(key, true) }
 
-// Peek returns the value of a key, and does not count as its use.
+// Peek returns the value of a key, without marking it as used.
 func (c *Cache[K, V]) Peek(key K) (value V, ok bool) { return c.get(key, false) }
 
 func (c *Cache[K, V]) get(key K, use bool) (value V, ok bool) {
@@ -209,17 +209,17 @@ func (c *Cache[K, V]) get(key K, use bool) (value V, ok bool) {
 	return e.value, true
 }
 
-// Add keeps a value of the owner's that takes so many bytes; what its entry takes is counted besides. A key that is
-// there keeps its value, which is returned then: somebody else was faster. Else the new value is returned. What is
-// larger than the budget is not kept: it would cost everything else.
+// Add keeps a value of this owner that takes this many bytes; the entry's overhead is counted in addition. If the key
+// is there already, its old value stays and is returned, because another caller was faster. Otherwise the new value is
+// returned. A value larger than the caches' room is not kept, as it would push out everything else.
 func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	return c.add(key, ownerName, value, bytes, false)
 }
 
-// Offer is Add of what is not worth another value. It is kept if there is room, and is the first to go unless it is
-// used.
+// Offer is Add for a value that is not worth pushing out another. It is kept if there is room, and is the first to go
+// unless it is used.
 func (c *Cache[K, V]) Offer(key K, ownerName string, value V, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -228,7 +228,7 @@ func (c *Cache[K, V]) Offer(key K, ownerName string, value V, bytes int64) {
 	}
 }
 
-// add requires mu of the budget.
+// add is Add and Offer. It requires mu of the budget.
 func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused bool) V {
 	if there, ok := c.entries[key]; ok {
 		return there.value
@@ -244,7 +244,7 @@ func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused 
 	return value
 }
 
-// Replace keeps a value in the place of another, if the key is still there. It does not count as a use.
+// Replace replaces the value of a key, if the key is still there. This does not count as a use.
 func (c *Cache[K, V]) Replace(key K, value V, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -254,7 +254,7 @@ func (c *Cache[K, V]) Replace(key K, value V, bytes int64) {
 	}
 }
 
-// Grow says that the value of a key takes more bytes than before.
+// Grow says that the value of a key takes this many more bytes than before.
 func (c *Cache[K, V]) Grow(key K, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -263,7 +263,7 @@ func (c *Cache[K, V]) Grow(key K, bytes int64) {
 	}
 }
 
-// grow requires mu of the budget.
+// grow is Grow for an entry. It requires mu of the budget.
 func (e *entry[K, V]) grow(bytes int64) {
 	c := e.cache
 	e.bytes += bytes
@@ -299,17 +299,17 @@ func (c *Cache[K, V]) Clear() {
 	c.shrinkTo(0)
 }
 
-// idle is the part of the budget that each cache keeps of a process with nothing to do.
+// idle is the divisor for the part of the budget that each cache keeps in an idle process.
 const idle = 64
 
-// Shrink keeps what was used most recently, a sixty-fourth of the budget. Nothing but time is lost.
+// Shrink keeps the most recently used values, up to a sixty-fourth of the budget. Dropping the others only costs time.
 func (c *Cache[K, V]) Shrink() {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	c.shrinkTo(c.of.limit / idle)
 }
 
-// shrinkTo requires mu of the budget.
+// shrinkTo drops the least recently used values of this cache beyond the bytes. It requires mu of the budget.
 func (c *Cache[K, V]) shrinkTo(bytes int64) {
 	for at := c.of.recent.Back(); at != nil && c.bytes > bytes; {
 		oldest := at.Value
@@ -318,5 +318,5 @@ func (c *Cache[K, V]) shrinkTo(bytes int64) {
 			e.remove()
 		}
 	}
-	c.entries = maps.Collect(maps.All(c.entries)) // a map keeps the room that it once needed
+	c.entries = maps.Collect(maps.All(c.entries)) // because a map never gives back room
 }

@@ -9,7 +9,7 @@ import (
 const (
 	// blockSize is how many raw bytes a block has before it is cut.
 	blockSize = 64 << 10
-	// maxBlock bounds the raw bytes of a block: one entry may be much larger than blockSize.
+	// maxBlock bounds the raw bytes of a block: a single entry may be much larger than blockSize.
 	maxBlock = 64 << 20
 	// maxKey bounds a key: a subject has at most 3,900 bytes, escapes included.
 	maxKey = 16 << 10
@@ -24,8 +24,8 @@ type Block struct {
 	Bytes int
 }
 
-// appendEntry encodes an entry: the length of the prefix it shares with the previous key of the block, the rest of the
-// key, revision, flags, value.
+// appendEntry encodes an entry: the length of the prefix shared with the block's previous key, the rest of the key,
+// revision, flags, value.
 func appendEntry(dst []byte, previous string, e *Entry) []byte {
 	dst = appendKey(dst, previous, e.Key)
 	dst = binary.AppendUvarint(dst, e.Revision)
@@ -57,7 +57,7 @@ func intactBlock(sealed []byte) bool {
 	return n >= 0 && Checksum(sealed[:n]) == binary.LittleEndian.Uint32(sealed[n:])
 }
 
-// openBlock is the inverse of sealBlock. rawSize is what the index promises.
+// openBlock is the inverse of sealBlock. rawSize is the raw size according to the index.
 func openBlock(sealed []byte, rawSize int) ([]byte, *FormatError) {
 	if len(sealed) < checksumSize {
 		return nil, corrupt("block", "cut short")

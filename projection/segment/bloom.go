@@ -36,5 +36,5 @@ func bloomBit(filter []byte, h, i uint64) (at uint64, bit byte) {
 	return n / 8, 1 << (n % 8)
 }
 
-// keyHash is XXH64 with seed 0, whose bytes are specified and never change.
+// keyHash is XXH64 with seed 0. Its result is specified and never changes.
 func keyHash(key string) uint64 { return xxhash.Sum64String(key) }

@@ -20,12 +20,12 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// deadline of one test: long, as it only ends what hangs.
+// deadline of one test. It is long, because it only ends tests that hang.
 const deadline = 2 * time.Minute
 
-// Run tests the bucket that open returns. Every call of open in one test must return the same objects, if it can by a
-// new instance, as another process would have. Objects of other tests may be in it: each test keeps to a prefix of its
-// own.
+// Run tests the bucket that open returns. Every call of open in one test must return the same objects, if possible
+// through a new instance, as in another process. The bucket may have objects of other tests: each test uses its own
+// prefix.
 func Run(t *testing.T, open func(t *testing.T) bucket.Bucket) {
 	for name, test := range map[string]func(t *testing.T, s *suite){
 		"CreateOfATakenKey":        createOfATakenKey,
@@ -120,7 +120,7 @@ func replace(t *testing.T, s *suite) {
 	s.requireObject(t, "root", "a longer third", third)
 }
 
-// A copy has the content, and lives on when the original is replaced or deleted, and the other way round.
+// A copy has the content of the original. Replacing or deleting either does not affect the other.
 func copies(t *testing.T, s *suite) {
 	original := s.create(t, "root", "content")
 	require.NoError(t, s.Copy(s.ctx, s.key("root"), s.key("seg/deep/copy")))
@@ -181,7 +181,7 @@ func ranges(t *testing.T, s *suite) {
 }
 
 func listInOrderUnderAPrefix(t *testing.T, s *suite) {
-	// The bytes around '/' tell an order of whole keys from one of folders.
+	// The bytes around '/' distinguish an order of whole keys from an order of folders.
 	sorted := []string{"a!", "a+b/c", "a-b", "a.b", "a/A", "a/a", "a/b/c", "a0", "aa", "b", "root", "seg/0/1", "seg/1/0", "seg2"}
 	require.True(t, slices.IsSorted(sorted))
 	for _, i := range rand.Perm(len(sorted)) {
@@ -284,7 +284,7 @@ func invalidKeys(t *testing.T, s *suite) {
 		"nul\x00", "line\n", "ünicode", "\xff", strings.Repeat("s", 201), strings.Repeat("long/", 200) + "x",
 	} {
 		for request, err := range Requests(s.ctx, s, key, s.key("other")) {
-			if request != "list" || key == "../a" { // other prefixes are those of keys
+			if request != "list" || key == "../a" { // some of the others are valid prefixes
 				require.ErrorIs(t, err, bucket.ErrInvalidKey, "%s %q", request, key)
 			}
 		}
@@ -292,7 +292,7 @@ func invalidKeys(t *testing.T, s *suite) {
 	}
 }
 
-// Requests makes one request of each kind, and returns what becomes of it.
+// Requests makes one request of each kind, and returns their errors.
 func Requests(ctx context.Context, b bucket.Bucket, key, other string) map[string]error {
 	_, _, get := b.Get(ctx, key)
 	_, getRange := b.GetRange(ctx, key, 0, 1)
@@ -330,7 +330,7 @@ func cancelledContext(t *testing.T, s *suite) {
 	require.Equal(t, []string{"a"}, s.names(t, ""))
 }
 
-// atOnce runs n workers, which start together, each on an instance of its own if the bucket has several.
+// atOnce runs n workers, which start together.
 func (s *suite) atOnce(t *testing.T, n int, work func(worker int) error) {
 	t.Helper()
 	start := make(chan struct{})
@@ -379,7 +379,7 @@ func oneWinnerOfFiftyCreates(t *testing.T, s *suite) {
 	}
 }
 
-// Every acknowledged increment is in the end's sum, and no refused one is.
+// The final sum contains every acknowledged increment, and no refused one.
 func noLostReplacement(t *testing.T, s *suite) {
 	const writers, each = 8, 12
 	instances := s.instances(t, writers)
@@ -405,15 +405,15 @@ func noLostReplacement(t *testing.T, s *suite) {
 	require.EqualValues(t, writers*each, binary.BigEndian.Uint64(body))
 }
 
-// counter is a count with its writer and a nonce, so that no two contents are alike.
+// counter is a count with its writer and a nonce, so that no two contents are equal.
 func counter(count, writer uint64) []byte {
 	body := binary.BigEndian.AppendUint64(nil, count)
 	body = binary.BigEndian.AppendUint64(body, writer)
 	return binary.BigEndian.AppendUint64(body, rand.Uint64())
 }
 
-// A reader amid replacements sees one of the contents, whole, with its own ETag, and never an older one
-// than before.
+// A reader during replacements sees one of the contents, complete, with its own ETag. It never sees an older one than
+// before.
 func readersSeeWholeObjects(t *testing.T, s *suite) {
 	const replacements = 40
 	content := func(i int) []byte { return bytes.Repeat([]byte{byte(i)}, 1000+i) }

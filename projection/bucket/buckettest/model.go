@@ -12,12 +12,12 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// model is what a bucket has, for one client at a time.
+// model is the expected content of a bucket, for one client at a time.
 type model map[string]modelObject
 
 type modelObject struct{ body, etag string }
 
-// agreesWithTheModel does a random sequence of requests to the bucket and the model; a failure names its seed.
+// agreesWithTheModel makes a random sequence of requests to the bucket and the model. A failure names its seed.
 func agreesWithTheModel(t *testing.T, s *suite) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

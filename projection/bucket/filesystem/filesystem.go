@@ -1,22 +1,22 @@
 // Package filesystem is a bucket in a folder of a local file system, shared by any number of processes of one machine.
 // Every write is on the disk before it returns.
 //
-// An object is a file, a key its path. A write goes through four steps:
+// An object is a file, whose path is the key. A write has four steps:
 //
-//  1. The content is written to a file of its own in '.staged' and fsynced. A crash leaves a staged file that no key
-//     names; the first write of another process removes it when it is an hour old.
+//  1. The content is written to its own file in '.staged' and fsynced. A crash leaves a staged file that no key names.
+//     The first write of another process removes it when it is an hour old.
 //  2. The folder's lock is taken (flock of '.lock', which ends with its process) and the precondition checked.
-//  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over the key. A
+//  3. Create links the staged file to its key, which fails if the key is taken; Replace renames it over the key. A
 //     crash here leaves the old state or the new one, never a part.
-//  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever reads an object
-//     with Get, which takes the lock too, reads a durable one. What a crash leaves unsynced is visible, and made
-//     durable by the next write in that folder or the next Open.
+//  4. The key's folder is fsynced, and its parents the first time, before the lock is released. Get takes the lock too,
+//     so the objects that it reads are durable. An object that a crash leaves unsynced is visible; the next write in
+//     that folder or the next Open makes it durable.
 //
-// Others who may write the folder could put anything there. So nothing outside of it is ever read, written or removed
-// (os.Root), and only regular files are objects: Open refuses a bucket with links, pipes or devices.
+// Others with write access to the folder could put anything there. So nothing outside of it is ever read, written or
+// removed (os.Root), and only regular files are objects: Open refuses a bucket with links, pipes or devices.
 //
-// The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its contents unique.
-// A file system that folds case needs keys that differ in more than case.
+// The ETag is a hash of the content. A caller that must tell a content from a later equal one must make its contents
+// unique. A file system that ignores case needs keys that differ in more than case.
 package filesystem
 
 import (
@@ -44,7 +44,7 @@ import (
 const (
 	lockName   = ".lock"
 	stagedName = ".staged"
-	// stagedAge is how old a staged file is before it is taken for a crashed write's. No write takes so long.
+	// stagedAge is how old a staged file must be to be taken for a crashed write's. No write takes so long.
 	stagedAge = time.Hour
 )
 
@@ -52,15 +52,15 @@ const (
 type Bucket struct {
 	root *os.Root
 	turn chan struct{} // of writers, see lock
-	tidy sync.Once     // at the first write: who only reads removes nothing
+	tidy sync.Once     // at the first write: a reader removes nothing
 
 	mu      sync.Mutex      // guards durable
-	durable map[string]bool // folders whose entry in every parent is known to be on the disk
+	durable map[string]bool // folders whose entries in all parents are known to be on the disk
 }
 
 var _ bucket.Bucket = (*Bucket)(nil)
 
-// Open returns the bucket in folder, which is created where it is missing.
+// Open returns the bucket in folder. It creates the folder if it is missing.
 func Open(folder string) (*Bucket, error) {
 	root, err := makeRoot(folder)
 	if err != nil {
@@ -73,7 +73,7 @@ func Open(folder string) (*Bucket, error) {
 	return b, nil
 }
 
-// makeRoot opens the folder, and makes it durable if it creates it. The folder itself may be reached by a link.
+// makeRoot opens the folder. If it creates the folder, it makes it durable. The path of the folder may contain links.
 func makeRoot(folder string) (*os.Root, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
@@ -92,8 +92,8 @@ func makeRoot(folder string) (*os.Root, error) {
 	return os.OpenRoot(folder)
 }
 
-// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left an object that
-// everyone sees and a power failure could still undo. It refuses what this package never makes.
+// syncAll fsyncs every folder. A process that died between the third and the fourth step of a write left an object that
+// everyone sees and a power failure could still undo. syncAll refuses files that this package never makes.
 func (b *Bucket) syncAll() error {
 	return fs.WalkDir(b.root.FS(), ".", func(path string, e fs.DirEntry, err error) error {
 		switch {
@@ -127,8 +127,8 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return body, etagOf(body), nil
 }
 
-// openDurable opens a file while no write is between its third and fourth step. Afterwards the open file stays what it
-// was: a replacement is another file.
+// openDurable opens a file while no write is between its third and fourth step. The open file does not change
+// afterwards, because a replacement is another file.
 func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error) {
 	unlock, err := b.lock(ctx, unix.LOCK_SH)
 	if err != nil {
@@ -138,7 +138,7 @@ func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error)
 	return b.openObject(path)
 }
 
-// GetRange implements bucket.Bucket. It takes no lock: who asks for a range has the key from a root.
+// GetRange implements bucket.Bucket. It takes no lock, because its caller has the key from a root.
 func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
 	path, err := b.path(ctx, key)
 	if err != nil {
@@ -181,7 +181,7 @@ func (b *Bucket) link(from, to string) error {
 	return err
 }
 
-// Copy implements bucket.Bucket: the file gets another name. A file is never changed, so the two are two objects.
+// Copy implements bucket.Bucket. It gives the file another name. A file is never changed, so the names are two objects.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	original, err := b.path(ctx, from)
 	if err != nil {
@@ -220,7 +220,7 @@ func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag stri
 	})
 }
 
-// write is the four steps of the package comment; publish is the third.
+// write does the four steps of the package comment; publish is the third.
 func (b *Bucket) write(
 	ctx context.Context, op, key string, body []byte, publish func(staged, path string) error,
 ) (etag string, err error) {
@@ -232,14 +232,14 @@ func (b *Bucket) write(
 	if err != nil {
 		return "", failure(op, key, err)
 	}
-	defer func() { _ = b.root.Remove(staged) }() // another name of the object after a link, gone after a rename
+	defer func() { _ = b.root.Remove(staged) }() // after a link another name of the object, after a rename gone
 	if err := b.change(ctx, op, key, path, func() error { return publish(staged, path) }); err != nil {
 		return "", err
 	}
 	return etagOf(body), nil
 }
 
-// change is the second to the fourth of these steps.
+// change does the second to the fourth of these steps.
 func (b *Bucket) change(ctx context.Context, op, key, path string, change func() error) error {
 	unlock, err := b.lock(ctx, unix.LOCK_EX)
 	if err != nil {
@@ -277,7 +277,7 @@ func (b *Bucket) stage(body []byte) (string, error) {
 	return staged, nil
 }
 
-// Delete implements bucket.Bucket. It is durable as any write is; the folder stays.
+// Delete implements bucket.Bucket. It is as durable as any write. The folder stays.
 func (b *Bucket) Delete(ctx context.Context, key string) error {
 	path, err := b.path(ctx, key)
 	if err != nil {
@@ -322,7 +322,7 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 	return nil
 }
 
-// keys are sorted as a whole: a folder 'a/' comes after the object 'a-b', though 'a' is before it.
+// keys are sorted as whole strings: folder 'a/' comes after object 'a-b', although 'a' comes before it.
 func (b *Bucket) keys(ctx context.Context, prefix string) (keys []string, err error) {
 	folder := path.Clean(prefix[:strings.LastIndexByte(prefix, '/')+1])
 	err = fs.WalkDir(b.root.FS(), folder, func(key string, e fs.DirEntry, err error) error {
@@ -342,7 +342,7 @@ func (b *Bucket) keys(ctx context.Context, prefix string) (keys []string, err er
 	return keys, err
 }
 
-// path checks the key and says where its object is.
+// path checks the key and returns the path of its object.
 func (b *Bucket) path(ctx context.Context, key string) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -353,8 +353,8 @@ func (b *Bucket) path(ctx context.Context, key string) (string, error) {
 	return filepath.FromSlash(key), nil
 }
 
-// makeFolder creates a folder below the root, and fsyncs its parents once in each Bucket's life: another process may
-// have created it and stopped before it did so.
+// makeFolder creates a folder below the root, and fsyncs its parents once in the life of each Bucket: another process
+// may have created the folder and died before it fsynced them.
 func (b *Bucket) makeFolder(folder string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -375,7 +375,7 @@ func (b *Bucket) makeFolder(folder string) error {
 	return nil
 }
 
-// removeAbandoned is the tidying of crashed writes; what it cannot remove costs only space.
+// removeAbandoned removes the staged files of crashed writes. A file that it cannot remove costs only space.
 func (b *Bucket) removeAbandoned() {
 	folder, err := b.openFolder(stagedName)
 	if err != nil {
@@ -391,7 +391,7 @@ func (b *Bucket) removeAbandoned() {
 	}
 }
 
-// openObject opens a regular file. It does not wait for the other end of what has become a pipe.
+// openObject opens a regular file. If the file is a pipe, it does not wait for the other end.
 func (b *Bucket) openObject(path string) (*os.File, error) {
 	f, err := b.root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if missing(err) {
@@ -411,7 +411,7 @@ func (b *Bucket) openObject(path string) (*os.File, error) {
 	return f, nil
 }
 
-// regular says whether what is there can be an object.
+// regular returns an error if the file cannot be an object.
 func (b *Bucket) regular(path string, stat fs.FileInfo) error {
 	switch {
 	case stat.IsDir():
@@ -422,7 +422,7 @@ func (b *Bucket) regular(path string, stat fs.FileInfo) error {
 	return nil
 }
 
-// content reads what was opened, and closes it.
+// content reads the whole open file, and closes it. err is the error of opening it.
 func content(f *os.File, err error) ([]byte, error) {
 	if err != nil {
 		return nil, err
@@ -441,7 +441,7 @@ func (b *Bucket) syncFolder(path string) error {
 	return syncAndClose(b.openFolder(path))
 }
 
-// openFolder does not wait either.
+// openFolder opens a folder. It does not wait for a pipe either.
 func (b *Bucket) openFolder(path string) (*os.File, error) {
 	return b.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 }
@@ -453,7 +453,7 @@ func syncAndClose(f *os.File, err error) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// existing is the nearest folder of path that is there.
+// existing is the nearest existing folder at or above path.
 func existing(path string) string {
 	for _, err := os.Stat(path); err != nil && path != filepath.Dir(path); _, err = os.Stat(path) {
 		path = filepath.Dir(path)
@@ -475,5 +475,5 @@ func failure(op, key string, err error) error {
 	return fmt.Errorf("%s %s: %w", op, key, err)
 }
 
-// staging and the lock are not objects.
+// hidden reports whether a name is that of the staging folder or the lock, which are not objects.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }

@@ -9,8 +9,8 @@ import (
 )
 
 // lock takes the flock of the bucket's folder, shared or exclusive, or waits for it until ctx ends. Every holder opens
-// the file anew, so it excludes goroutines of one process as it does other processes, and a process that ends releases
-// it. Of one process's writers at most one waits in the system call, on a thread.
+// the file anew, so the lock excludes goroutines of one process as well as other processes, and the end of a process
+// releases it. At most one writer of a process waits in the system call, where it occupies a thread.
 func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
 	next := func() {}
 	if how == unix.LOCK_EX {
@@ -41,8 +41,8 @@ func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
 		}
 		return release, nil
 	case <-ctx.Done():
-		go func() { // a system call cannot be told to stop waiting: the lock is given back as soon as it is ours
-			_ = errors.Join(<-held, f.Close()) // whether it was ever ours does not matter now
+		go func() { // the system call cannot be interrupted: release the lock as soon as it is ours
+			_ = errors.Join(<-held, f.Close()) // it does not matter whether we got it
 			next()
 		}()
 		return nil, ctx.Err()

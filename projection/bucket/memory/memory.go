@@ -1,5 +1,5 @@
-// Package memory is a bucket in this process's memory, for tests: plain, or strict about the projection's promises to
-// object storage, and with faults injected at any request.
+// Package memory is a bucket in this process's memory, for tests. It can be strict about the projection's promises to
+// object storage, and inject faults into any request.
 package memory
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// ErrInjected is what a request fails with that a fault was injected into: an unknown outcome.
+// ErrInjected is the error of a request with an injected fault. The outcome of such a write is unknown.
 var ErrInjected = errors.New("injected fault")
 
 // Op names a method of bucket.Bucket.
@@ -35,21 +35,21 @@ const (
 	OpDelete   Op = "delete"
 )
 
-// Fault is what becomes of a request.
+// Fault says what happens to a request.
 type Fault int
 
 const (
-	// Works as it should.
+	// Works: the request is served normally.
 	Works Fault = iota
-	// Fails, and nothing was written.
+	// Fails: the request returns ErrInjected, and nothing was written.
 	Fails
-	// FailsButPersisted: the write happened if its precondition held, but the caller is told ErrInjected. A read just
+	// FailsButPersisted: the write happens if its precondition holds, but the caller gets ErrInjected. A read just
 	// fails.
 	FailsButPersisted
 )
 
-// Bucket is a bucket.Bucket. Objects are copied in and out, so no caller shares bytes with it. Its ETags are hashes of
-// the content, as those of many servers are: an object that is changed and changed back has the ETag that it had.
+// Bucket is a bucket.Bucket. Objects are copied in and out, so no caller shares bytes with it. ETags are hashes of the
+// content, as on many servers: an object that is changed and changed back has its old ETag again.
 type Bucket struct {
 	failer failer // nil: not strict
 
@@ -76,14 +76,15 @@ var _ bucket.Bucket = (*Bucket)(nil)
 // New returns an empty bucket.
 func New() *Bucket { return Strict(nil) }
 
-// Strict returns an empty bucket that fails the test on what the projection must never do: replace any object but one
-// named 'root', delete a root, create a different object under a taken key, or read a deleted one.
+// Strict returns an empty bucket that fails the test if the projection breaks a promise. The projection must never
+// replace an object other than one named 'root', delete a root, create a different object under a taken key, or read a
+// deleted one.
 func Strict(t failer) *Bucket {
 	return &Bucket{failer: t, objects: map[string]object{}, deleted: map[string]bool{}}
 }
 
-// Inject asks hook before every request what is to become of it; nil ends that. The hook may be called by many
-// goroutines, one at a time, and must not use the bucket.
+// Inject makes the bucket ask hook before every request what shall happen to it; nil ends that. Many goroutines may
+// call the hook, one at a time. The hook must not use the bucket.
 func (b *Bucket) Inject(hook func(op Op, key string) Fault) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,7 +197,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// do serves one request under the lock, or what an injected fault leaves of it. With an error it returns no object.
+// do serves one request under the lock, with any injected fault. With an error it returns no object.
 func (b *Bucket) do(ctx context.Context, op Op, key string, request func() (object, error)) (object, error) {
 	if err := ctx.Err(); err != nil {
 		return object{}, err
@@ -228,7 +229,7 @@ func (b *Bucket) do(ctx context.Context, op Op, key string, request func() (obje
 	return o, nil
 }
 
-// read is called with the lock held.
+// read requires the lock.
 func (b *Bucket) read(key string) (object, error) {
 	if b.deleted[key] {
 		b.forbid("read of the deleted %s", key)
@@ -240,7 +241,7 @@ func (b *Bucket) read(key string) (object, error) {
 	return o, nil
 }
 
-// write is called with the lock held.
+// write requires the lock.
 func (b *Bucket) write(key string, body []byte) object {
 	o := object{body: slices.Clone(body), etag: fmt.Sprintf("%x", sha256.Sum256(body)), modified: time.Now()}
 	b.objects[key] = o
@@ -255,5 +256,5 @@ func (b *Bucket) forbid(format string, args ...any) {
 	}
 }
 
-// mutable says whether a key is the projection's one mutable object of a cell.
+// mutable reports whether a key names a root, the one mutable object of a cell.
 func mutable(key string) bool { return path.Base(key) == "root" }

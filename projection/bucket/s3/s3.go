@@ -1,7 +1,7 @@
 // Package s3 is a bucket on Amazon S3 or a server that speaks its protocol, conditional writes included.
 //
-// Only reads, lists and deletes are retried, by the SDK and within their deadline. A write is sent once: a retry of one
-// that had succeeded unseen would come back as a failed precondition.
+// Only reads, lists and deletes are retried, by the SDK and within their deadline. A write is sent once: if it had
+// succeeded without an answer, a retry would return a failed precondition.
 package s3
 
 import (
@@ -28,19 +28,19 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Config says which bucket, and as whom.
+// Config says which bucket to use, and with which credentials.
 type Config struct {
-	// Endpoint of a server other than Amazon's, for example 'http://127.0.0.1:9000'; empty for Amazon S3.
+	// Endpoint is the URL of a server other than Amazon's, for example 'http://127.0.0.1:9000'; empty for Amazon S3.
 	Endpoint string
-	// Region; empty for the environment's, or else 'us-east-1'.
+	// Region is empty for the environment's region, or else 'us-east-1'.
 	Region string
 	// Bucket is its name. It must exist: see Ensure.
 	Bucket string
-	// AccessKey and SecretKey; both empty for the SDK's default chain (environment, files, roles).
+	// AccessKey and SecretKey are both empty for the SDK's default chain (environment, files, roles).
 	AccessKey, SecretKey string
-	// PathStyle puts the bucket's name into the path instead of the host, as most other servers want.
+	// PathStyle puts the bucket's name into the path instead of the host, as most other servers require.
 	PathStyle bool
-	// CAFile holds the authorities that the server's certificate must be signed by; empty for the system's.
+	// CAFile is a file of authorities for the server's certificate; empty for the system's authorities.
 	CAFile string
 	// RequestTimeout bounds every request, retries included; 30 s by default.
 	RequestTimeout time.Duration
@@ -48,10 +48,9 @@ type Config struct {
 
 const defaultTimeout = 30 * time.Second
 
-// Bucket is a bucket.Bucket. It may be used by any number of goroutines and needs no closing.
+// Bucket is a bucket.Bucket. Any number of goroutines may use it, and it needs no closing.
 //
-// Besides reading and writing objects it must be allowed to list them ('s3:ListBucket'): without that S3 answers 403
-// where an object is missing.
+// The credentials must also allow listing objects ('s3:ListBucket'): otherwise S3 answers 403 for a missing object.
 type Bucket struct {
 	client  atomic.Pointer[awss3.Client]
 	connect func() *awss3.Client
@@ -62,7 +61,7 @@ type Bucket struct {
 
 var _ bucket.Bucket = (*Bucket)(nil)
 
-// Open returns the bucket that c describes. It sends no request to it.
+// Open returns the bucket that c describes. It sends no request.
 func Open(ctx context.Context, c Config) (*Bucket, error) {
 	if c.Bucket == "" {
 		return nil, errors.New("open S3 bucket: it has no name")
@@ -84,7 +83,7 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	}
 	loaded.Region = cmp.Or(loaded.Region, "us-east-1")
 	b := &Bucket{name: c.Bucket, region: loaded.Region, timeout: cmp.Or(c.RequestTimeout, defaultTimeout)}
-	b.connect = func() *awss3.Client { // each client has connections of its own; they share the keys
+	b.connect = func() *awss3.Client { // each client has its own connections; all share the keys
 		return awss3.NewFromConfig(loaded, func(o *awss3.Options) {
 			o.UsePathStyle = c.PathStyle
 			if own, ok := loaded.HTTPClient.(*awshttp.BuildableClient); ok {
@@ -99,7 +98,7 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	return b, nil
 }
 
-// Reconnect implements what bucket.Reconnect asks for. Connections that nobody uses end by themselves.
+// Reconnect implements what bucket.Reconnect asks for. Unused connections close by themselves.
 func (b *Bucket) Reconnect() { b.client.Store(b.connect()) }
 
 func loading(c Config) []func(*config.LoadOptions) error {
@@ -122,7 +121,7 @@ func loading(c Config) []func(*config.LoadOptions) error {
 	return options
 }
 
-// Ensure finds the bucket, or makes it if it is missing and may be made, and says whether it did.
+// Ensure finds the bucket. If it is missing and mayMake is set, Ensure makes it, and says so.
 func (b *Bucket) Ensure(ctx context.Context, mayMake bool) (made bool, err error) {
 	_, err = send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name})
 	var answer *awshttp.ResponseError
@@ -142,13 +141,13 @@ func (b *Bucket) Ensure(ctx context.Context, mayMake bool) (made bool, err error
 		}
 	}
 	_, err = send(ctx, b, (*awss3.Client).CreateBucket, in)
-	if err != nil && code(err) != "BucketAlreadyOwnedByYou" { // someone else made it at the same time
+	if err != nil && code(err) != "BucketAlreadyOwnedByYou" { // ours, but another process made it at the same time
 		return false, fmt.Errorf("create bucket '%s': %w", b.name, err)
 	}
 	return err == nil, nil
 }
 
-// send sends a request that must be answered before the timeout.
+// send sends a request. Its answer must come before the timeout.
 func send[In, Out any](
 	ctx context.Context, b *Bucket,
 	request func(*awss3.Client, context.Context, *In, ...func(*awss3.Options)) (*Out, error),
@@ -159,7 +158,7 @@ func send[In, Out any](
 	return request(b.client.Load(), ctx, in, options...)
 }
 
-// once is for writes.
+// once turns off retries, for writes.
 func once(o *awss3.Options) { o.Retryer = aws.NopRetryer{} }
 
 // Get implements bucket.Bucket.
@@ -180,26 +179,26 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 	if err != nil {
 		return nil, failure("get range of", key, err)
 	}
-	if out.ContentRange == nil { // the server sent all of it
+	if out.ContentRange == nil { // the server sent the whole object
 		from, to := bucket.Span(int64(len(body)), offset, length)
 		return body[from:to], nil
 	}
 	return body[:min(int64(len(body)), max(0, length))], nil
 }
 
-// rangeHeader covers at least the range: HTTP cannot ask for nothing, nor for the beginning of an end.
+// rangeHeader covers at least the range: HTTP cannot ask for zero bytes, nor for only the beginning of a suffix.
 func rangeHeader(offset, length int64) string {
 	if offset < 0 {
 		return fmt.Sprintf("bytes=-%d", -max(offset, -math.MaxInt64))
 	}
 	last := offset + max(1, length) - 1
-	if last < offset { // overflown: to the end
+	if last < offset { // overflow: read to the end
 		return fmt.Sprintf("bytes=%d-", offset)
 	}
 	return fmt.Sprintf("bytes=%d-%d", offset, last)
 }
 
-// get sends a read, and again where its body breaks off, which the SDK does not retry.
+// get sends a read. It reads again if the body breaks off, which the SDK does not retry.
 func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte, out *awss3.GetObjectOutput, err error) {
 	if err := bucket.CheckKey(key); err != nil {
 		return nil, nil, err
@@ -221,7 +220,7 @@ func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte
 
 const getAttempts = 3
 
-// readAll fails where the body ends early: the server announced its length.
+// readAll fails if the body is shorter than the length that the server announced.
 func readAll(out *awss3.GetObjectOutput) ([]byte, error) {
 	defer out.Body.Close()
 	var body bytes.Buffer
@@ -240,7 +239,7 @@ func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, e
 // Replace implements bucket.Bucket.
 func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
 	if etag == "" || etag == "*" {
-		// To S3 these mean any object, and no object here has such an ETag.
+		// S3 takes these for any object, but here they are ETags that no object has.
 		if err := bucket.CheckKey(key); err != nil {
 			return "", err
 		}
@@ -266,12 +265,12 @@ func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, b
 	return *out.ETag, nil
 }
 
-// Copy implements bucket.Bucket. It is sent once, as every write. Not every server refuses a taken key.
+// Copy implements bucket.Bucket. Like every write it is sent once. Not every server refuses a taken key.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	if err := errors.Join(bucket.CheckKey(from), bucket.CheckKey(to)); err != nil {
 		return err
 	}
-	// Of what a path may hold as it is, servers take '+' for a space.
+	// A path may contain '+' unescaped, but servers take it for a space. So it is escaped.
 	source := strings.NewReplacer("%2F", "/", "+", "%20").Replace(url.QueryEscape(b.name + "/" + from))
 	in := &awss3.CopyObjectInput{Bucket: &b.name, Key: &to, CopySource: &source, IfNoneMatch: aws.String("*")}
 	_, err := send(ctx, b, (*awss3.Client).CopyObject, in, once)
@@ -315,7 +314,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	_, err := send(ctx, b, (*awss3.Client).DeleteObject, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
 	err = failure("delete", key, err)
 	if errors.Is(err, bucket.ErrNotFound) {
-		return nil // some servers say so
+		return nil // some servers answer so
 	}
 	return err
 }
@@ -330,7 +329,7 @@ func failure(op, key string, err error) error {
 		status, code := answer.HTTPStatusCode(), code(err)
 		switch {
 		case status == http.StatusPreconditionFailed,
-			// A race with another write: this one did not happen, and what did must be read.
+			// A race with another write: this one did not happen, and the caller must read the other's outcome.
 			status == http.StatusConflict && code == "ConditionalRequestConflict":
 			err = fmt.Errorf("%w (%w)", bucket.ErrPrecondition, err)
 		case status == http.StatusNotFound && (code == "NoSuchKey" || code == "NotFound"):
@@ -341,7 +340,7 @@ func failure(op, key string, err error) error {
 	return fmt.Errorf("%s %s: %w", op, key, err)
 }
 
-// code is the S3 error code in err, or ”.
+// code is the S3 error code in err, or empty.
 func code(err error) string {
 	var api smithy.APIError
 	if errors.As(err, &api) {

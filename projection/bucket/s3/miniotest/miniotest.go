@@ -18,22 +18,22 @@ import (
 
 const image = "logplane/minio:dev"
 
-// What a client of the server must be told. Buckets are named by path.
+// Settings that a client of the server needs. Buckets are addressed by path.
 const (
 	Region    = "us-east-1"
 	AccessKey = "logplane-test"
 	SecretKey = "logplane-test-secret"
 )
 
-// Server is a MinIO of one test, which is removed with it.
+// Server is the MinIO of one test. It is removed when the test ends.
 type Server struct {
-	// Endpoint is its URL.
+	// Endpoint is the server's URL.
 	Endpoint string
-	// Client is minio-go: a second client, which knows nothing of ours.
+	// Client is minio-go, a second client that is independent of ours.
 	Client *minio.Client
 }
 
-// Start returns a running server. Where there is no such image the test is skipped, but in CI it fails.
+// Start returns a running server. Without the image it skips the test, but in CI it fails the test.
 func Start(t *testing.T) Server {
 	t.Helper()
 	prepare()
@@ -55,8 +55,8 @@ func Start(t *testing.T) Server {
 	return Server{Endpoint: "http://" + host, Client: client}
 }
 
-// prepare sets testcontainers up for a machine without a registry (its reaper is an image; the tests remove their
-// containers themselves), and for one that is itself a container with an engine in it.
+// prepare sets testcontainers up for a machine without a registry: its reaper is an image, and the tests remove their
+// containers themselves. It also works in a container that has an engine in it.
 func prepare() {
 	setUnlessSet("TESTCONTAINERS_RYUK_DISABLED", "true")
 	if _, err := os.Stat("/.dockerenv"); err == nil {
@@ -70,7 +70,7 @@ func setUnlessSet(name, value string) {
 	}
 }
 
-// needImage fails where tests must run, and otherwise skips what this machine cannot run.
+// needImage skips the test if the image is missing. In CI it fails the test.
 func needImage(ctx context.Context, t *testing.T) {
 	t.Helper()
 	err := inspectImage(ctx)
@@ -85,7 +85,7 @@ func needImage(ctx context.Context, t *testing.T) {
 }
 
 func inspectImage(ctx context.Context) (err error) {
-	defer func() { // testcontainers panics where it finds no Docker
+	defer func() { // testcontainers panics without Docker
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
 		}
