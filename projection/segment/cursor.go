@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// firstRead is how many bytes a scan reads at first, which holds a page of a list, and maxRead how many at last: a
-	// full scan makes few requests.
+	// firstRead is how many bytes a scan first reads, which holds a page of a list. maxRead is how many it reads in the
+	// end, so that a full scan makes few requests.
 	firstRead = 512 << 10
 	maxRead   = 8 << 20
 	readGrows = 4
-	// maxBatch is how many blocks are decoded at the same time, at most, and maxDecoded how many bytes they have unless
-	// it is one. A scan begins with one.
+	// maxBatch is how many blocks are decoded concurrently, at most. maxDecoded bounds their bytes, unless it is one
+	// block. A scan begins with one block.
 	maxBatch   = 8
 	maxDecoded = 512 << 10
 )
@@ -23,25 +23,26 @@ const (
 type Cursor struct {
 	r          *Reader
 	start, end string
-	// block is the next one to load.
+	// block is the index of the next block to load.
 	block int
-	// entries are what is left of the block loaded last.
+	// entries are the remaining entries of the last block loaded.
 	entries []Entry
-	// ahead is how many bytes the next read may have, and most how many the last ones may.
+	// ahead bounds the bytes of the next read, and most bounds ahead.
 	ahead, most int
-	// decoded are blocks from block on; sealed are those after them that were read but not decoded yet.
+	// decoded are blocks from block on. sealed are the blocks after them that were read but not decoded yet.
 	decoded []*Block
 	sealed  [][]byte
 	batch   int
-	// Filter is nil if every block is read. It is set before the first entry is asked for.
+	// Filter is nil if every block is read. It must be set before the first entry is asked for.
 	Filter Filter
 }
 
-// Filter says which blocks of a segment a scan may pass over.
+// Filter says which blocks of a segment a scan may skip.
 type Filter interface {
-	// Excludes says that nothing in the block is wanted, nor needed to hide what is between its first key and its last.
+	// Excludes says that nothing in the block is wanted, nor needed to hide older versions between its first and last
+	// key.
 	Excludes(block int, first, last string) bool
-	// Learn is given each block that is read.
+	// Learn gets each block that is read.
 	Learn(block int, b *Block)
 }
 
@@ -50,19 +51,19 @@ func (r *Reader) Scan(start, end string) *Cursor {
 	return &Cursor{r: r, start: start, end: end, block: r.seek(start), ahead: firstRead, most: maxRead, batch: 1}
 }
 
-// Continue lets the cursor read as far ahead as one that was before it in the same scan.
+// Continue lets the cursor read as far ahead as the previous cursor of the same scan.
 func (c *Cursor) Continue(before *Cursor) {
 	c.ahead, c.batch = before.ahead, before.batch
 }
 
-// Share lets cursors that are read side by side read no further ahead together than one alone would. This one is of so
-// many of their bytes.
+// Share makes cursors that are read together read no further ahead in total than one cursor alone would. bytes is this
+// cursor's part of all their bytes, ofAll.
 func (c *Cursor) Share(bytes, ofAll int64) {
 	c.most = max(firstRead, int(maxRead*bytes/max(ofAll, 1)))
 	c.ahead = min(c.ahead, c.most)
 }
 
-// Next returns the next entry, false after the last. After an error the cursor may be asked again.
+// Next returns the next entry; false after the last. After an error Next may be called again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 	if ok, err := c.fill(ctx); !ok {
 		return Entry{}, false, err
@@ -72,7 +73,7 @@ func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 	return e, true, nil
 }
 
-// fill makes the next entry the first of entries. It returns false after the last.
+// fill makes the next entry the first one in entries. It returns false after the last.
 func (c *Cursor) fill(ctx context.Context) (bool, error) {
 	for len(c.entries) == 0 {
 		c.pass()
@@ -99,7 +100,8 @@ func (c *Cursor) fill(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
+// Skip moves past the entries of all keys up to and including the given one. It decodes no block that has only such
+// keys.
 func (c *Cursor) Skip(key string) {
 	after := func(i int) bool { return c.entries[i].Key > key }
 	if n := len(c.entries); n > 0 && after(n-1) {
@@ -119,15 +121,15 @@ func (c *Cursor) Skip(key string) {
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
 }
 
-// pass moves over blocks of which the filter wants nothing. Those that were read ahead are there already.
+// pass skips blocks of which the filter wants nothing. Blocks that were read ahead are not skipped.
 func (c *Cursor) pass() {
 	for len(c.decoded)+len(c.sealed) == 0 && c.wanted(c.block) && c.excluded(c.block) {
 		c.block++
 	}
 }
 
-// excluded says that the filter wants nothing of the block. The next one goes with it if it has older versions of the
-// last key, which would show.
+// excluded says that the filter wants nothing of the block. If the next block has older versions of the last key, it
+// must be excluded too, as they would otherwise become visible.
 func (c *Cursor) excluded(block int) bool {
 	if c.Filter == nil {
 		return false
@@ -137,10 +139,12 @@ func (c *Cursor) excluded(block int) bool {
 		(len(blocks) == 1 || blocks[1].first != blocks[0].last || c.excluded(block+1))
 }
 
-// CountBlocks moves past the next blocks whose keys are all before what limit returns, "" being unbounded, without
-// reading them. It returns how many keys they have whose newest version is alive. It passes over no block while entries
-// of the one before are left, over none that shares a key with another block, and over none of a segment that has not
-// counted.
+// CountBlocks skips the next blocks whose keys are all before the key that limit returns, without reading them; "" is
+// unbounded. It returns how many of their keys have a live newest version. It does not skip a block
+//
+//   - while entries of the previous block are left,
+//   - that shares a key with another block,
+//   - in a segment whose index has no counts.
 func (c *Cursor) CountBlocks(limit func() string) (live int) {
 	if len(c.entries) > 0 || !c.r.footer.counted {
 		return 0
@@ -184,7 +188,7 @@ func (c *Cursor) load(ctx context.Context) (*Block, error) {
 	return b, nil
 }
 
-// decode opens the next blocks, each by a goroutine of its own: decompression is most of a scan's time.
+// decode opens the next blocks, each in its own goroutine, since decompression is most of a scan's time.
 func (c *Cursor) decode() error {
 	n, size := 1, len(c.sealed[0])
 	for ; n < min(c.batch, len(c.sealed)) && size+len(c.sealed[n]) <= maxDecoded; n++ {
@@ -218,8 +222,8 @@ func (c *Cursor) cached(block int) (*Block, bool) {
 	return c.r.cache.Block(c.r.file, block)
 }
 
-// read fetches a run of blocks that are wanted and not in the cache, with one request. It ends before an excluded one.
-// Under a context that has ended it reads nothing, also where the source has a copy of its own on a disk.
+// read fetches a run of adjacent blocks that are wanted and not in the cache, with one request. The run ends before an
+// excluded block. If the context has ended it reads nothing, not even from a local copy.
 func (c *Cursor) read(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -256,7 +260,7 @@ func (c *Cursor) read(ctx context.Context) error {
 	return nil
 }
 
-// split cuts a run of n blocks into blocks; there is none in an empty one.
+// split cuts the bytes of a run of n blocks into blocks. Empty bytes give none.
 func (c *Cursor) split(body []byte, n int) {
 	c.sealed = nil
 	for i := 0; i < n && len(body) > 0; i++ {
@@ -266,7 +270,7 @@ func (c *Cursor) split(body []byte, n int) {
 	}
 }
 
-// intact is how many of the blocks that were read, up to the first damaged one, are whole; a local copy is believed
+// intact is how many of the blocks that were read are undamaged, up to the first damaged one. A local copy is trusted
 // that far.
 func (c *Cursor) intact() int {
 	for i, b := range c.sealed {

@@ -2,8 +2,8 @@ package segment
 
 import "encoding/binary"
 
-// Decoder reads primitive values, one after the other. Once one is missing or too large it has failed, and yields
-// zeroes: who decodes asks at the end, once.
+// Decoder reads primitive values, one after the other. Once a value is missing or too large, the decoder has failed and
+// returns zeroes, so that callers need to check only once, at the end.
 type Decoder struct {
 	// Rest is what has not been read yet.
 	Rest   []byte
@@ -52,7 +52,7 @@ func (d *Decoder) Byte() byte {
 	return b
 }
 
-// Bytes reads n bytes. They alias what is decoded.
+// Bytes reads n bytes. They alias the input.
 func (d *Decoder) Bytes(n int) []byte {
 	if n > len(d.Rest) {
 		d.fail()
@@ -63,12 +63,12 @@ func (d *Decoder) Bytes(n int) []byte {
 	return b
 }
 
-// Sized reads a uvarint length and that many bytes. They alias what is decoded.
+// Sized reads a uvarint length and that many bytes. They alias the input.
 func (d *Decoder) Sized() []byte {
 	return d.Bytes(d.Length(len(d.Rest)))
 }
 
-// key reads a prefix-compressed key into the space of the previous one.
+// key reads a prefix-compressed key. It reuses the memory of the previous key.
 func (d *Decoder) key(previous []byte) []byte {
 	shared := d.Length(maxKey)
 	rest := d.Bytes(d.Length(maxKey))

@@ -5,13 +5,13 @@ import (
 	"math"
 )
 
-// Version of the format. Readers know every released version for ever.
+// Version of the format. Readers support every released version for ever.
 const Version = 1
 
 const (
 	headerSize  = 8
 	trailerSize = 52
-	sumOffset   = 40          // of the checksum in the trailer
+	sumOffset   = 40          // offset of the checksum in the trailer
 	magic       = 0x6773_504c // "LPsg", little endian
 	maxFooter   = 256 << 20
 )
@@ -20,12 +20,12 @@ const (
 type blockRef struct {
 	first, last string
 	offset      int64
-	// size in the file, checksum included.
+	// size is the block's size in the file, checksum included.
 	size int
 	raw  int
 	rows int
-	// live is how many keys of the block have a newest version that is no tombstone, void ones left out. The block's
-	// entries alone say so.
+	// live is how many keys of the block have a newest version that is not a tombstone; void versions do not count.
+	// Only the entries of this block decide.
 	live int
 }
 
@@ -44,14 +44,14 @@ type footer struct {
 	blocks []blockRef
 	bloom  []byte
 	hashes int
-	// counted says that the index has the live keys of each block. Not all segments of version 1 have them.
+	// counted says that the index has the number of live keys of each block. Not all segments of version 1 have it.
 	counted bool
 }
 
-// counted in the trailer.
+// flagCounted is the flag for counted in the trailer.
 const flagCounted = 1
 
-// header is constant for a kind and version, so the footer's checksum covers it without reading it.
+// header depends only on kind and version, so the footer's checksum covers it without reading it from the file.
 func header(kind Kind) []byte {
 	h := binary.LittleEndian.AppendUint32(nil, magic)
 	h = binary.LittleEndian.AppendUint16(h, Version)
@@ -89,21 +89,21 @@ func appendFooter(dst []byte, f *footer) []byte {
 	sealed := len(dst) + sumOffset
 	dst, err := binary.Append(dst, binary.LittleEndian, &t)
 	if err != nil {
-		panic(err) // a trailer is of a fixed size
+		panic(err) // a trailer has a fixed size
 	}
 	binary.LittleEndian.PutUint32(dst[sealed:], Checksum(header(f.Kind), dst[start:sealed]))
 	return dst
 }
 
-// trailer is the fixed end of a file, as it is there.
+// trailer is the fixed end of a file, in the file's layout.
 type trailer struct {
 	Kind                           Kind
 	Hashes                         uint8
 	Flags                          uint16
 	Blocks                         uint32
 	Rows, MinRevision, MaxRevision uint64
-	Index, Bloom                   uint32 // bytes of them
-	Sum                            uint32 // of the header, and of what is before it in the footer
+	Index, Bloom                   uint32 // sizes in bytes
+	Sum                            uint32 // of the header, and of everything before it in the footer
 	Version, Magic                 uint32
 }
 

@@ -7,17 +7,17 @@ import (
 	"sort"
 )
 
-// Source reads length bytes of one immutable file from an offset. Errors are returned as they are.
+// Source reads length bytes of one immutable file from an offset. Its errors are returned unchanged.
 type Source interface {
 	ReadRange(ctx context.Context, offset, length int64) ([]byte, error)
 }
 
-// Local is a Source with a copy of its own that may have holes, or be damaged: what it returns is checked before it is
-// believed. Both methods work on files that are read through a cache alone.
+// Local is a Source with a local copy that may have holes or be damaged: its bytes are checked before they are trusted.
+// Its methods are used only for files that are read through a cache.
 type Local interface {
-	// ReadLocal returns length bytes from an offset, nil if it has not got them.
+	// ReadLocal returns length bytes from an offset; nil if it does not have them.
 	ReadLocal(offset, length int64) []byte
-	// KeepLocal keeps what was read.
+	// KeepLocal keeps bytes that were read.
 	KeepLocal(offset int64, b []byte)
 }
 
@@ -37,8 +37,8 @@ type Reader struct {
 	sealed []byte
 }
 
-// Open reads the footer of a file; both have the given sizes. The name is what the cache knows the file by, and what
-// errors name.
+// Open reads the footer of a file; size and footerSize are the sizes of file and footer. The cache and errors identify
+// the file by name.
 func Open(ctx context.Context, name string, source Source, cache Cache, size, footerSize int64) (*Reader, error) {
 	if footerSize > size {
 		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
@@ -73,14 +73,14 @@ func OpenFooter(name string, source Source, cache Cache, size int64, sealed []by
 // Footer is the segment's footer, to be kept for OpenFooter. It must not be changed.
 func (r *Reader) Footer() []byte { return r.sealed }
 
-// Through is the same segment, read through another cache; nil is none, for who reads all of it once.
+// Through is the same segment, read through another cache; nil for readers that read all of it once.
 func (r *Reader) Through(c Cache) *Reader {
 	through := *r
 	through.cache = c
 	return &through
 }
 
-// OpenBytes is Open of a file in memory.
+// OpenBytes is Open for a file in memory.
 func OpenBytes(name string, file []byte) (*Reader, error) {
 	t, c := parseTrailer(file[max(0, len(file)-trailerSize):])
 	if c != nil {
@@ -107,7 +107,7 @@ func (r *Reader) Summary() Summary { return r.footer.Summary }
 // Blocks is how many blocks the segment has.
 func (r *Reader) Blocks() int { return len(r.footer.blocks) }
 
-// Bytes is how many bytes of the file a scan from start to end reads, and how many these are decompressed.
+// Bytes is how many bytes of the file a scan from start to end reads, and their decompressed size.
 func (r *Reader) Bytes(start, end string) (bytes, raw int64) {
 	for c := r.Scan(start, end); c.wanted(c.block); c.block++ {
 		b := &r.footer.blocks[c.block]
@@ -116,7 +116,7 @@ func (r *Reader) Bytes(start, end string) (bytes, raw int64) {
 	return bytes, raw
 }
 
-// mayHold reports whether the segment may have the key; false is certain.
+// mayHold reports whether the segment may have the key. If it returns false, the segment certainly does not.
 func (r *Reader) mayHold(key string) bool {
 	f := r.footer
 	if len(f.blocks) == 0 || key < f.MinKey || key > f.MaxKey {
@@ -131,7 +131,7 @@ func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Fla
 		return Entry{}, false, nil
 	}
 	c := r.Scan(key, key+"\x00")
-	c.ahead = 1 // one block is nearly always all
+	c.ahead = 1 // one block is nearly always enough
 	for {
 		e, ok, err := c.Next(ctx)
 		if err != nil || !ok || e.Revision <= revision && e.Flags&skip == 0 {
@@ -140,7 +140,7 @@ func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Fla
 	}
 }
 
-// Between are the blocks, from one up to but not including the other, that may have keys from first to last.
+// Between returns the blocks that may have keys from first to last: from (inclusive) to upto (exclusive).
 func (r *Reader) Between(first, last string) (from, upto int) {
 	blocks := r.footer.blocks
 	return r.seek(first), sort.Search(len(blocks), func(i int) bool { return blocks[i].first > last })
@@ -199,11 +199,11 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 	return b, nil
 }
 
-// liveKeys counts the keys of a block whose newest version is no tombstone, void ones left out.
+// liveKeys counts the keys of a block whose newest version is not a tombstone; void versions do not count.
 type liveKeys struct {
 	n   int
 	key string
-	// decided says that there was a version of the key that is not void.
+	// decided says that a version of the key that is not void was seen.
 	decided bool
 }
 
@@ -229,7 +229,7 @@ func liveKeysOf(entries []Entry) int {
 	return live.n
 }
 
-// seek is the first block that may have the key.
+// seek is the index of the first block that may have the key.
 func (r *Reader) seek(key string) int {
 	return sort.Search(len(r.footer.blocks), func(i int) bool { return r.footer.blocks[i].last >= key })
 }

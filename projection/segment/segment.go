@@ -1,19 +1,19 @@
 // Package segment is the file format of immutable sorted rows (docs/format.md, Segments).
 //
 // Nouns. An Entry is a key, a revision, flags and an opaque value. A block is about 64 KiB of entries, compressed and
-// checksummed on its own. The footer ends the file: an index of the blocks, a bloom filter of the keys and a trailer. A
-// segment of kind Keys is ordered by key ascending, revision descending; one of kind Events by revision ascending, its
-// keys being the revisions.
+// checksummed separately. The footer ends the file: an index of the blocks, a bloom filter of the keys and a trailer. A
+// segment of kind Keys is ordered by key ascending, revision descending. One of kind Events is ordered by revision
+// ascending; its keys are the revisions.
 //
 // The path through the package:
 //
-//  1. A Writer takes entries in order, cuts blocks, and Finish returns the file.
+//  1. A Writer takes entries in order and cuts blocks. Finish returns the file.
 //  2. Open reads the footer with one ranged read.
-//  3. Find asks the bloom filter, then the index, then reads one block.
-//  4. Scan reads runs of blocks ahead, ever longer, and never past the end asked for.
+//  3. Find asks the bloom filter and then the index, and reads one block.
+//  4. Scan reads ahead runs of adjacent blocks, of growing length, and never past the end asked for.
 //
-// Every byte is covered by a checksum; whatever does not match is a *FormatError that names the place. So is whatever
-// matches and is not known here.
+// A checksum covers every byte. A mismatch is a *FormatError that names the place. So are bytes that match but have a
+// meaning that this program does not know.
 package segment
 
 import (
@@ -22,7 +22,7 @@ import (
 	"fmt"
 )
 
-// Kind is how a segment is ordered.
+// Kind says how a segment is ordered.
 type Kind uint8
 
 const (
@@ -38,7 +38,7 @@ type Flags uint8
 const (
 	// Tombstone marks the end of an object.
 	Tombstone Flags = 1 << iota
-	// Void marks an event that lost; no state comes from it.
+	// Void marks an event that lost; it changes no state.
 	Void
 
 	knownFlags = Tombstone | Void
@@ -51,7 +51,7 @@ type Entry struct {
 	Flags    Flags
 	// Value is opaque here. It is shared by every reader of the block and must not be changed.
 	Value []byte
-	// Omitted is how many bytes of the value a Cache has left out. No entry of a file has any.
+	// Omitted is how many bytes of the value a Cache has left out. It is 0 for entries of a file.
 	Omitted int
 }
 
@@ -62,7 +62,7 @@ func EventKey(revision uint64) string {
 	return string(b[:])
 }
 
-// before reports whether a must come before b in a segment of the kind.
+// before reports whether a must come before b in a segment of either kind.
 func before(a, b *Entry) bool {
 	if a.Key != b.Key {
 		return a.Key < b.Key
@@ -70,14 +70,14 @@ func before(a, b *Entry) bool {
 	return a.Revision > b.Revision
 }
 
-// What a FormatError matches.
+// The errors that a FormatError matches.
 var (
 	ErrCorrupt = errors.New("the bytes are not those that were written")
 	ErrNewer   = errors.New("a newer Logplane wrote it: run that version here, or a later one")
 )
 
-// FormatError says why a segment cannot be read, and names the place. Either the bytes are not those that were written,
-// or they are, and mean something that this program does not know.
+// FormatError says why a segment cannot be read, and names the place. Either the bytes are damaged, or they are intact
+// but have a meaning that this program does not know.
 type FormatError struct {
 	// File is the name given to Open.
 	File string
@@ -85,7 +85,7 @@ type FormatError struct {
 	Part string
 	// Reason says what does not match.
 	Reason string
-	// Newer says that nothing is damaged.
+	// Newer says that the bytes are intact.
 	Newer bool
 }
 

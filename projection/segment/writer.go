@@ -11,7 +11,7 @@ type Writer struct {
 	footer footer
 	raw    []byte
 	block  blockRef
-	live   liveKeys // of the block at hand
+	live   liveKeys // of the current block
 	last   Entry
 	hashes []uint64
 }

@@ -1,5 +1,5 @@
-// Package segmenttest makes damaged segments look whole, for fuzzing: what is behind a checksum is reached only by
-// bytes that have the right one. It knows the format from docs/format.md alone.
+// Package segmenttest makes damaged segments look intact, for fuzzing: only bytes with a right checksum reach the code
+// behind it. The package knows the format only from docs/format.md.
 package segmenttest
 
 import (
@@ -13,7 +13,7 @@ const (
 	trailer = 52
 )
 
-// Reseal returns the file with right magics, versions and checksums, as far as its structure can be followed.
+// Reseal returns the file with correct magics, versions and checksums, as far as its structure can be followed.
 func Reseal(file []byte) []byte {
 	if len(file) < header+trailer {
 		return file
@@ -28,7 +28,7 @@ func Reseal(file []byte) []byte {
 	if footer < header {
 		return file
 	}
-	numbers := 2 // of a block, after its size
+	numbers := 2 // integers of a block in the index, after its size
 	if end[2]&1 != 0 {
 		numbers = 3
 	}
@@ -38,7 +38,7 @@ func Reseal(file []byte) []byte {
 	return file
 }
 
-// ResealFooter is Reseal of a footer alone.
+// ResealFooter is Reseal for a footer alone.
 func ResealFooter(footer []byte) []byte {
 	sealed := Reseal(append(make([]byte, header), footer...))
 	return sealed[header:]
@@ -67,7 +67,7 @@ func skip(b []byte, integers int) []byte {
 	return b
 }
 
-// uvarint yields nothing where there is none.
+// uvarint returns 0 and nil if there is no integer.
 func uvarint(b []byte) (uint64, []byte) {
 	v, n := binary.Uvarint(b)
 	if n <= 0 {
