@@ -17,9 +17,9 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestGrowingArchive writes LOGPLANE_ARCHIVE MiB of events that are kept, half of whose bytes compress, to a bucket in
-// the file system, and prints in eight steps what a root, a commit and a checkpoint take, and the most memory that the
-// process holds: that of its projector, of an embedded log that is purged, and of the writer. None of it grows.
+// TestGrowingArchive writes LOGPLANE_ARCHIVE MiB of archived events, half of whose bytes compress, to a bucket in the
+// file system. In eight steps it prints the sizes of a root, a commit and a checkpoint, and the peak of the process's
+// memory: that of the projector, of an embedded log that is purged, and of the writer. None of them grows.
 // LOGPLANE_ARCHIVE_SEGMENTS is how many event segments a root lists.
 func TestGrowingArchive(t *testing.T) {
 	if testing.Short() {
@@ -37,7 +37,7 @@ func TestGrowingArchive(t *testing.T) {
 		Checkpoints: []CheckpointRule{{Every: time.Second, Keep: 10 * time.Second}}})
 	require.NoError(t, err)
 	p.manyEvents = setting("LOGPLANE_ARCHIVE_SEGMENTS", 8)
-	p.rootFooters = min(rootFooters, mebibytes<<5) // so that few are enough for an idx object
+	p.rootFooters = min(rootFooters, mebibytes<<5) // so that few segments need an idx object
 
 	rng := rand.New(rand.NewPCG(1, 2))
 	last := make([]Revision, objects)
@@ -109,7 +109,7 @@ func TestGrowingArchive(t *testing.T) {
 	require.Equal(t, n, events)
 }
 
-// newPeak is the most bytes of objects in memory, asked a hundred times a second, since it was set to 0.
+// newPeak is the most heap bytes of objects since it was set to 0, sampled a hundred times a second.
 func newPeak(t *testing.T) *atomic.Uint64 {
 	var peak atomic.Uint64
 	stop := make(chan struct{})

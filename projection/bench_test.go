@@ -23,8 +23,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or what LOGPLANE_BENCH_OBJECTS lists,
-// for example 10000,100000,1000000.
+// benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or the numbers in
+// LOGPLANE_BENCH_OBJECTS, for example 10000,100000,1000000.
 func benchObjects() []int {
 	var sizes []int
 	for _, s := range strings.Split(os.Getenv("LOGPLANE_BENCH_OBJECTS"), ",") {
@@ -38,7 +38,7 @@ func benchObjects() []int {
 	return sizes
 }
 
-// ledger is a bucket that books requests and bytes, writes by folder.
+// ledger is a bucket that counts requests and bytes, and writes by folder.
 type ledger struct {
 	bucket.Bucket
 
@@ -93,7 +93,7 @@ func (l *ledger) Replace(ctx context.Context, key string, body []byte, etag stri
 	return l.Bucket.Replace(ctx, key, body, etag)
 }
 
-// book reports requests, bytes and processor time of a benchmark.
+// book measures requests, bytes and processor time of a benchmark.
 type book struct {
 	b                                   *testing.B
 	l                                   *ledger
@@ -106,7 +106,7 @@ func (l *ledger) open(b *testing.B) *book {
 	return &book{b, l, l.gets, l.puts, l.bytesRead, l.bytesWritten, cpuTime()}
 }
 
-// close reports, and fails if an operation took more GETs than docs/operations.md says.
+// close reports the measurements, and fails if an operation took more GETs than docs/operations.md says.
 func (k *book) close(most float64) {
 	n := float64(k.b.N)
 	if gets := float64(k.l.gets-k.gets) / n; gets > most {
@@ -121,14 +121,14 @@ func (k *book) close(most float64) {
 	}
 }
 
-// cpuTime is what the process has used of its processors: on a busy machine it says more than the time of day.
+// cpuTime is the processor time that the process has used. On a busy machine it says more than elapsed time.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// body resembles an object: part of it compresses, part does not.
+// body resembles an object: one part compresses, the other does not.
 func body(rng *rand.Rand, n int) []byte {
 	b := []byte(fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"pod-%d","uid":"%x%x"},"spec":`, n, rng.Uint64(), rng.Uint64()))
 	for len(b) < 1600 {
@@ -164,7 +164,7 @@ func filled(b testing.TB, n int) (*eventlog.Log, *ledger) {
 	return log, counts
 }
 
-// flatten merges all runs into the base, as compactions do at last.
+// flatten merges all runs into the base, as compactions eventually do.
 func (p *Projection) flatten(ctx context.Context) error {
 	v, err := p.gather(ctx)
 	if err != nil || len(v.snap.runs) < 2 {
@@ -183,7 +183,7 @@ func benchKey(i int) eventlog.Key {
 	return k
 }
 
-// BenchmarkCell is what a cell with so many objects costs: reads, cold and warm, a compaction, commits.
+// BenchmarkCell measures what a cell with this many objects costs: reads, cold and warm, a compaction, commits.
 func BenchmarkCell(b *testing.B) {
 	for _, n := range benchObjects() {
 		b.Run(fmt.Sprintf("objects=%d", n), func(b *testing.B) {
@@ -219,7 +219,7 @@ func list(b *testing.B, v *View, start, end string, want int) {
 	}
 }
 
-// Cold is a process that has read nothing, warm one that has read everything.
+// A cold process has read nothing; a warm one has read everything.
 func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	warm := opened(b, Config{Log: log, Bucket: counts, Budget: cache.NewBudget(4 << 30)})
 	list(b, warm, "", "", n)
@@ -258,10 +258,10 @@ func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	})
 }
 
-// mostGets is how many GETs a cold get and a cold full list may take if the whole snapshot is in the base. First comes
-// the root. Then come the footers, unless the root has them: from the idx object, or from each of the base's parts.
-// Then comes one block for a get, or each part at once for a list, except for the first. A few namespaces lie across
-// two parts.
+// mostGets is how many GETs a cold get and a cold full list may take if the whole snapshot is in the base. The root
+// comes first. The footers come next, unless the root has them: from the idx object, or from each of the base's parts.
+// Then a get reads one block, and a list reads each part with one GET, except for the first. A few namespaces lie
+// across two parts.
 func mostGets(s *snapshot) (get, all float64) {
 	parts := float64(len(s.runs[0]))
 	switch {
@@ -275,7 +275,7 @@ func mostGets(s *snapshot) (get, all float64) {
 	return 3, 1 + 2*parts + 2
 }
 
-// benchmarkMemory is of a process that has listed everything, with the default budget of blocks.
+// benchmarkMemory measures a process that has listed everything, with the default budget for blocks.
 func benchmarkMemory(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	b.Run("memory", func(b *testing.B) {
 		for b.Loop() {
@@ -290,7 +290,7 @@ func benchmarkMemory(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	})
 }
 
-// heap is what is in use after a collection.
+// heap is the heap memory in use after a garbage collection.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -299,7 +299,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// beside is the key of a new object amid those that filled made.
+// beside is the key of a new object that sorts between those that filled made.
 func beside(i int, name string) eventlog.Key {
 	k := benchKey(i)
 	k.Name += "-" + name
@@ -310,7 +310,7 @@ func creation(rng *rand.Rand, k eventlog.Key) eventlog.Write {
 	return eventlog.Write{Key: k, Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, rng.IntN(1e7))}
 }
 
-// benchmarkCompaction merges everything into a new base: eight runs that have a tenth of the objects, and the base.
+// benchmarkCompaction merges the base and eight runs with a tenth of its objects into a new base.
 func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	p, err := Open(Config{Log: log, Bucket: counts, InlineBytes: 1})
 	require.NoError(b, err)
@@ -349,7 +349,8 @@ func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int)
 	require.NoError(b, err)
 }
 
-// benchmarkCommits commits creations all over the cell: each is looked up, and bloom filters answer nearly always.
+// benchmarkCommits commits new objects all over the cell. Each key is looked up, and bloom filters nearly always
+// suffice.
 func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, events int) {
 	v := opened(b, Config{Log: log, Bucket: counts})
 	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
@@ -368,7 +369,7 @@ func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, 
 			b.Fatal(err)
 		}
 	}
-	for range 4 { // a projector that runs has read footers
+	for range 4 { // a running projector has read footers
 		write()
 		commit()
 	}

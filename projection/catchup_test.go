@@ -16,10 +16,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// A log that lost its end, or has another event where one is remembered, stops every call for good (invariant 9): a
+// If the log lost its end, or has another event where one is remembered, every call stops for good (invariant 9): on a
 // warm reader, a warm projector and a cold start.
 func TestALogThatWentBackIsNoticed(t *testing.T) {
-	for _, more := range []int{0, 3, 4, 9} { // events in the replaced log; the first had 4
+	for _, more := range []int{0, 3, 4, 9} { // events in the replaced log; the original had 4
 		t.Run(fmt.Sprint(more, " events"), func(t *testing.T) {
 			c := newCell(t)
 			for i := range 4 {
@@ -42,7 +42,7 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 					p.config.Log = other
 				}
 				if name != "cold" && more == 4 {
-					continue // nothing was added: nothing is read, so nothing can be served that is not known
+					continue // nothing was added, so nothing is read, and only known state can be served
 				}
 				for range 2 {
 					_, err := p.Latest(c.ctx)
@@ -59,8 +59,8 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 	}
 }
 
-// TestFollowersAreToldOfALogThatWentBack: all who follow end at once, whoever found it out, although no event comes:
-// the one that reads the log for the others, and one that waits for its turn.
+// TestFollowersAreToldOfALogThatWentBack: all followers end at once, whichever call found it out, although no event
+// comes: the one that reads the log for the others, and one that waits for its turn to read.
 func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -96,7 +96,7 @@ func TestAnEmptyBucketNeedsTheWholeLog(t *testing.T) {
 	require.Contains(t, err.Error(), "logplane/root")
 }
 
-// TestAFoundedCellHasARoot: a log that still has its beginning does not become that of a wrong bucket.
+// TestAFoundedCellHasARoot: a wrong bucket does not adopt a log that still has its beginning.
 func TestAFoundedCellHasARoot(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -123,7 +123,7 @@ func TestALogPurgedPastTheRootIsAnError(t *testing.T) {
 	for i := range 5 {
 		c.put("a", fmt.Sprint(i))
 	}
-	require.NoError(t, c.log.Purge(c.ctx, 3)) // nobody does that
+	require.NoError(t, c.log.Purge(c.ctx, 3)) // no process does that
 	_, err := c.another().Latest(c.ctx)
 	require.ErrorIs(t, err, ErrHole)
 }
@@ -137,7 +137,7 @@ func TestAnEmptiedBucketIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, errRootGone)
 }
 
-// A damaged byte anywhere in the bucket is an error that names the object, and never a wrong answer.
+// A damaged byte anywhere in the bucket gives an error that names the object, and never a wrong answer.
 func TestDamageIsNamed(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 8 {
@@ -188,7 +188,7 @@ func objects(t *testing.T, c *cell) map[string][]byte {
 	return out
 }
 
-// A segment that is gone while a reader is at it makes it read the root again (invariant 7).
+// If a segment disappears during a read, the reader reads the root again (invariant 7).
 func TestReadersSurviveACollectedSegment(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 6 {
@@ -210,7 +210,7 @@ func TestReadersSurviveACollectedSegment(t *testing.T) {
 	require.Equal(t, []string{"n0", "n1", "n2", "n3", "n4", "n5"}, got)
 }
 
-// AtLeast waits for an event that comes, shares the wait, and gives up with ErrFuture.
+// AtLeast waits for an event that comes, shares the wait, and otherwise gives up with ErrFuture.
 func TestAtLeastWaits(t *testing.T) {
 	c := newCell(t)
 	rev := c.put("a", "1")
@@ -257,7 +257,7 @@ func TestLearnSparesTheTailRead(t *testing.T) {
 	}
 }
 
-// Far behind, a function reads the root and not the tail it holds.
+// A function that is far behind reads the root, and not the tail that the root covers.
 func TestFarBehindReadsTheRootFirst(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "0")
@@ -277,8 +277,8 @@ func TestFarBehindReadsTheRootFirst(t *testing.T) {
 	require.Len(t, v.tail.records, 1)
 }
 
-// The last event of a root is read again to be compared. If it is larger than what is read at once before the root is
-// read again, what follows must still be read.
+// The last event of a root is read again to be compared. The events after it must be read even if it exceeds the bytes
+// that one read may have before the root is read again.
 func TestTailBehindALargeEvent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

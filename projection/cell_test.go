@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// cell is a log, a strict bucket and a projection of them, and a writer that knows every key's last event.
+// cell is a log, a strict bucket and a projection of both, with a writer that knows every key's last event.
 type cell struct {
 	t      testing.TB
 	ctx    context.Context
@@ -64,7 +64,7 @@ func podKey(name string) eventlog.Key {
 	return eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: name}
 }
 
-// put creates or updates an object, remove deletes it: with the right base and precondition.
+// put creates or updates an object, and remove deletes it, with the right base and precondition.
 func (c *cell) put(name, value string) Revision {
 	w := eventlog.Write{Key: podKey(name), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(value)}
 	last := c.last[name]
@@ -95,7 +95,7 @@ func (c *cell) write(w eventlog.Write) Revision {
 	return rev
 }
 
-// basis is that of a writer who has just asked for the bounds.
+// basis is the basis of a writer that has just asked for the bounds.
 func basis(l *eventlog.Log, b eventlog.Bounds) eventlog.Basis {
 	return eventlog.Basis{Head: b.Head, Epoch: l.Epoch()}
 }
@@ -116,7 +116,7 @@ func (v *View) precondition(ctx context.Context, key eventlog.Key) (Revision, er
 	return s.expected, err
 }
 
-// inBatches gives events of which each is a whole append to Learn.
+// inBatches gives events to Learn, each as a whole append.
 func inBatches(p *Projection, events ...eventlog.Event) {
 	for _, e := range events {
 		p.Learn(eventlog.Batch{e})
@@ -137,7 +137,7 @@ func (c *cell) commit() Revision {
 	return applied
 }
 
-// state is the view at a revision, by name.
+// state is the state of the view at a revision: values by name.
 func state(ctx context.Context, v *View, at Revision) (map[string]string, error) {
 	out := map[string]string{}
 	for row, err := range v.Scan(ctx, "", "", at) {
@@ -149,14 +149,14 @@ func state(ctx context.Context, v *View, at Revision) (map[string]string, error)
 	return out, nil
 }
 
-// quiet drops the reports of void events that a test makes on purpose.
+// quiet suppresses the logs of void events that a test makes on purpose.
 func quiet(t testing.TB) {
 	was := slog.Default()
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	t.Cleanup(func() { slog.SetDefault(was) })
 }
 
-// barrier appends what a replicated log has many of.
+// barrier appends a barrier, of which a replicated log has many.
 func (c *cell) barrier() {
 	c.t.Helper()
 	c.n++
@@ -218,7 +218,7 @@ func (c *cell) become(next *draft) {
 	require.Equal(c.t, next.Nonce, c.newest().Nonce)
 }
 
-// compactOrJoin does what a projector does to segments of either kind, once.
+// compactOrJoin does one compaction or one join of event segments, as a projector does.
 func (p *Projection) compactOrJoin(ctx context.Context) (bool, error) {
 	done, err := p.Compact(ctx)
 	if err == nil && !done {
@@ -227,7 +227,7 @@ func (p *Projection) compactOrJoin(ctx context.Context) (bool, error) {
 	return done, err
 }
 
-// events are those of the newest view that is not older than upto.
+// events are the events of the newest view, which is at least as new as upto.
 func (p *Projection) events(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		v, err := p.AtLeast(ctx, upto)
@@ -239,7 +239,7 @@ func (p *Projection) events(ctx context.Context, of Keys, after, upto Revision) 
 	}
 }
 
-// beginGeneration is what a collection does whose grace period spares everything.
+// beginGeneration does what a collection does that deletes nothing because of its grace period.
 func (p *Projection) beginGeneration(ctx context.Context) error {
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()

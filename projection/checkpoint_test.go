@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A checkpoint keeps no archived event: what the root has let go is garbage at once. That holds for the checkpoints of
-// earlier versions too, which copied the archive. Every moment that is kept is read as before.
+// A checkpoint keeps no archived event: events that the root has let go are garbage at once. This also holds for
+// checkpoints of earlier versions, which copied the archive. Every kept moment can still be read.
 func TestCheckpointsPinNoArchive(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -46,7 +46,7 @@ func TestCheckpointsPinNoArchive(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, before, 12)
 
-	// History says that what came before the sixth is over. That one reaches back to revision 3.
+	// History no longer keeps what came before the sixth checkpoint, which reaches back to revision 3.
 	next.Checkpoints = next.Checkpoints[5:]
 	next.Horizon, next.Archive = next.Clock, next.Checkpoints[0].Time
 	c.forgetEvents(next.root)

@@ -26,7 +26,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// wrong is by how much the log's time is wrong, by revision. A server of its own in the bubble gives the right times.
+// wrong is how far the log's time is wrong, by revision. Its own server in the bubble gives the right times.
 type wrong struct {
 	server *server.Server
 	by     sync.Map
@@ -38,7 +38,7 @@ func (w *wrong) InProcessConn() (net.Conn, error) {
 	return &wrongConn{Conn: conn, wrong: w, lines: bufio.NewReader(conn)}, err
 }
 
-// wrongConn changes the times that the server tells of messages.
+// wrongConn changes the times of messages in the server's answers.
 type wrongConn struct {
 	net.Conn
 	wrong    *wrong
@@ -47,11 +47,11 @@ type wrongConn struct {
 	revision Revision
 }
 
-// delivery is the reply subject of a message of a consumer: it has the revision and the time.
+// delivery matches the reply subject of a consumer's message, which contains the revision and the time.
 var delivery = regexp.MustCompile(`(\$JS\.ACK\.\S+?\.\d+\.)(\d+)(\.\d+\.)(\d{19})(\.\d+ )`)
 
-// Read returns one line at a time, since headers are lines. A line keeps its length: that of all headers was read
-// already, and times are wrong by whole seconds.
+// Read returns one line at a time, since headers are lines. It keeps the length of each line, because the length of all
+// headers was read already. This works because times are wrong by whole seconds.
 func (c *wrongConn) Read(b []byte) (int, error) {
 	if len(c.left) == 0 {
 		line, err := c.lines.ReadBytes('\n')
@@ -91,12 +91,12 @@ func (w *wrong) of(rev Revision) time.Duration {
 	return d
 }
 
-// inBubble runs a test on a cell whose clock, that of its log and that of its processes pass as fast as they can.
+// inBubble runs a test on a cell in a bubble, where the clocks of cell, log and processes run as fast as they can.
 func inBubble(t *testing.T, test func(c *cell, w *wrong), change ...func(*Config)) {
-	ats.Register() // its goroutine is of no bubble
+	ats.Register() // its goroutine must not belong to a bubble
 	defer ats.Unregister()
 	warmed(t)
-	runtime.GC() // what pools hold belongs to the bubble before: nats.go keeps timers in one
+	runtime.GC() // pools may hold timers of nats.go that belong to the previous bubble
 	runtime.GC()
 	synctest.Test(t, func(t *testing.T) {
 		s, err := server.NewServer(&server.Options{JetStream: true, StoreDir: t.TempDir(), DontListen: true, NoLog: true, NoSigs: true, MaxPayload: 8 << 20})
@@ -115,7 +115,7 @@ func inBubble(t *testing.T, test func(c *cell, w *wrong), change ...func(*Config
 		c.Projection = c.another(change...)
 		defer func() {
 			cancel()
-			time.Sleep(time.Minute) // a log's question for the head ends by itself
+			time.Sleep(time.Minute) // until the log's request for the head has ended
 			conn.Close()
 			s.Shutdown()
 			s.WaitForShutdown()
@@ -124,7 +124,7 @@ func inBubble(t *testing.T, test func(c *cell, w *wrong), change ...func(*Config
 	})
 }
 
-// warmed makes what a process makes only once outside of the bubbles.
+// warmed initializes, outside of the bubbles, what a process makes only once.
 func warmed(t *testing.T) {
 	file, _, err := sealRecords([]*record{{Event: eventlog.Event{Revision: 1}, span: 1}})
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func (c *cell) pass(minutes int) {
 	}
 }
 
-// healthy requires that the cell keeps what one keeps that has had an event a minute for hours: no less, and no more.
+// healthy requires that the cell keeps exactly what a cell keeps after an event a minute for hours.
 func (c *cell) healthy() {
 	c.t.Helper()
 	r := c.latest().snap.root
@@ -158,7 +158,7 @@ func (c *cell) healthy() {
 	require.WithinDuration(c.t, time.Now(), unixTime(r.Clock), 2*time.Minute)
 }
 
-// A time of the log that is wrong for a moment, ahead or back, expires nothing that is to be kept, and stops nothing
+// If the log's time is wrong for a moment, ahead or back, nothing expires that must be kept, and nothing stops
 // (invariant 12).
 func TestAWrongTimeOfTheLog(t *testing.T) {
 	for name, by := range map[string]time.Duration{"ahead": 48 * time.Hour, "ten years ahead": 10 * 365 * 24 * time.Hour, "back": -48 * time.Hour} {
@@ -187,7 +187,7 @@ func TestAWrongTimeOfTheLog(t *testing.T) {
 	}
 }
 
-// A committing process whose clock is behind delays what follows from time, also once another has a right one; and one
+// A committing process whose clock is behind delays expiry, even after another process had the right time. A process
 // whose clock is ahead changes nothing.
 func TestAWrongClockOfACommittingProcess(t *testing.T) {
 	p := &Projection{config: Config{Retention: time.Hour, LogRetention: 10 * time.Minute, History: 24 * time.Hour}}
@@ -208,15 +208,15 @@ func TestAWrongClockOfACommittingProcess(t *testing.T) {
 		behind := live(&root{}, 300, by)
 		require.InDelta(t, 300-60-late, int(behind.Floor), 2)
 		require.InDelta(t, 300-10-late, int(behind.Purge), 2)
-		behind = live(behind, 1, 0) // another process commits, whose clock is right
+		behind = live(behind, 1, 0) // another process with a right clock commits
 		require.InDelta(t, 301-60, int(behind.Floor), 2)
 		require.InDelta(t, 301-10, int(behind.Purge), 2)
 		require.InDelta(t, 421-60, int(live(behind, 120, by).Floor), float64(late+2))
 	}
 }
 
-// leap commits an event whose time is wrong as a Logplane did that followed any time of the log, or as a process does
-// whose own clock is wrong by as much.
+// leap commits an event with a wrong time, as an earlier Logplane did, which followed any log time. A process whose own
+// clock is wrong by as much still does.
 func (c *cell) leap(w *wrong, by time.Duration, p *Projection) {
 	c.t.Helper()
 	w.by.Store(c.latest().Revision()+1, by)
@@ -239,7 +239,7 @@ func (c *cell) leap(w *wrong, by time.Duration, p *Projection) {
 	require.Greater(c.t, time.Until(unixTime(c.latest().snap.root.Clock)), by-time.Minute)
 }
 
-// A clock that is ahead is set back by an operator, and all goes on as on a healthy cell, at once.
+// After an operator sets back a clock that is ahead, everything goes on at once as on a healthy cell.
 func TestSetClockBack(t *testing.T) {
 	for _, by := range []time.Duration{20 * time.Minute, 48 * time.Hour, 100 * 365 * 24 * time.Hour} {
 		for _, expired := range []bool{false, true} {
@@ -250,7 +250,7 @@ func TestSetClockBack(t *testing.T) {
 					require.NoError(t, err)
 					require.Zero(t, back)
 					p := c.Projection
-					if !expired { // one that keeps all
+					if !expired { // a process that keeps everything
 						p = c.another(func(c *Config) { c.InlineBytes = 1 })
 					}
 					c.leap(w, by, p)
@@ -289,7 +289,7 @@ func TestSetClockBack(t *testing.T) {
 	}
 }
 
-// Who sets a clock back whose own is behind sets back nothing that is right: by the log's time it is not ahead.
+// An operator whose own clock is behind sets back no right clock, because it is not ahead of the log's time.
 func TestSetClockBackByAWrongClock(t *testing.T) {
 	now := time.Now()
 	r := &root{Clock: now.UnixNano(), Ring: []mark{{Revision: 1, Time: now.UnixNano()}}}
@@ -299,7 +299,7 @@ func TestSetClockBackByAWrongClock(t *testing.T) {
 	require.Equal(t, before.Ring, r.Ring)
 }
 
-// A fence does not keep a clock that is ahead.
+// A fence sets back a clock that is ahead.
 func TestFenceSetsTheClockBack(t *testing.T) {
 	inBubble(t, func(c *cell, w *wrong) {
 		c.pass(4 * 60)
@@ -315,8 +315,8 @@ func TestFenceSetsTheClockBack(t *testing.T) {
 	}, keeping)
 }
 
-// A time names the last revision up to which no event is after it, also where some events have wrong times; and a
-// revision has a time between those of its neighbours.
+// A time names the last revision up to which no event is later, even if some events have wrong times. The time of a
+// revision lies between those of its neighbours.
 func TestTimesAreExactAmongWrongOnes(t *testing.T) {
 	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -340,7 +340,7 @@ func TestTimesAreExactAmongWrongOnes(t *testing.T) {
 				c.commit()
 				for i, at := range times {
 					rev := Revision(i + 1)
-					last := rev // those with wrong times are of no time, unless a mark has one
+					last := rev // events with wrong times have no time, unless a mark has one
 					for last < 1500 && w.of(last+1) != 0 {
 						last++
 					}
@@ -383,12 +383,12 @@ func (b *leaping) List(ctx context.Context, prefix string, yield func(bucket.Att
 	})
 }
 
-// An object of which the bucket says that it comes from the future makes no other older.
+// An object with a time in the future, according to the bucket, does not make the others older.
 func TestAWrongTimeOfTheBucket(t *testing.T) {
 	c, _ := spilling(t, 3)
 	b := &leaping{lax: lax{c.bucket}}
 	p := c.over(b)
-	for _, name := range []string{"young", "leapt"} { // what commits in flight have written
+	for _, name := range []string{"young", "leapt"} { // commits in flight have written these
 		b.key = "logplane/seg/0/" + name
 		_, err := c.bucket.Create(c.ctx, b.key, []byte("x"))
 		require.NoError(t, err)

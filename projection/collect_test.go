@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// between runs something once before the root is swapped, as a stall would let others do.
+// between runs something once before the root is swapped, as other processes could during a stall.
 type between struct {
 	lax
 	do func()
@@ -26,7 +26,7 @@ func (b *between) Replace(ctx context.Context, key string, body []byte, etag str
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// spilling is a cell whose every commit spills, with n runs.
+// spilling is a cell with n runs, in which every commit spills.
 func spilling(t *testing.T, n int) (*cell, map[string]string) {
 	c, want := newCell(t, func(c *Config) { c.InlineBytes = 1 }), map[string]string{}
 	for i := range n {
@@ -37,8 +37,8 @@ func spilling(t *testing.T, n int) (*cell, map[string]string) {
 	return c, want
 }
 
-// commitDuring commits an event whose row spills, and does something between the commit's last PUT and its swap, with
-// another projection that knows nothing of the event. What was committed before and then is there.
+// commitDuring commits an event whose row spills. Between the commit's last PUT and its swap it calls do, with another
+// projection that does not know the event. Then it requires everything that was committed.
 func commitDuring(t *testing.T, do func(c *cell, other *Projection)) {
 	t.Helper()
 	c, want := spilling(t, 3)
@@ -64,8 +64,8 @@ func (c *cell) require(want map[string]string) {
 	}
 }
 
-// Garbage is collected while a compaction is between its last PUT and its swap: its outputs are gone, and no root ever
-// names them (invariant 7). It is the generation that tells.
+// Garbage is collected while a compaction is between its last PUT and its swap. Its outputs are gone, and no root ever
+// names them (invariant 7). The generation is what reveals it.
 func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	m := c.latest().choose()
@@ -85,7 +85,7 @@ func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 	require.Len(t, c.latest().snap.runs, 1)
 }
 
-// late does something once, before the first PUT of a segment: after all that it has was read.
+// late does something once before the first PUT of a segment, when all of its inputs were read.
 type late struct {
 	lax
 	do func()
@@ -99,8 +99,8 @@ func (b *late) Create(ctx context.Context, key string, body []byte) (string, err
 	return b.lax.Create(ctx, key, body)
 }
 
-// What a compaction or a join writes after another was faster is deleted at once: it may have what was forgotten
-// meanwhile.
+// What a compaction or a join writes after another was faster is deleted at once, as it may contain data that was
+// forgotten meanwhile.
 func TestOvertakenWorkLeavesNothing(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		config := func(c *Config) {
@@ -140,7 +140,7 @@ func TestOvertakenWorkLeavesNothing(t *testing.T) {
 	}
 }
 
-// An answer that was lost is no reason to delete what has won.
+// The outputs of a compaction that has won are not deleted if the answer was lost.
 func TestDiscardSparesWhatIsNamed(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	out, err := c.merge(c.ctx, c.latest().choose())
@@ -161,7 +161,7 @@ func TestCollectionDefeatsACommitInFlight(t *testing.T) {
 	})
 }
 
-// A compaction is not thrown away because others commit meanwhile: it is rebased.
+// A compaction is not discarded because others commit meanwhile: it is rebased.
 func TestACompactionIsRebased(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	stalled := &between{lax: lax{c.bucket}}
@@ -181,7 +181,7 @@ func TestACompactionIsRebased(t *testing.T) {
 	require.Len(t, c.latest().snap.runs, 4)
 }
 
-// Two projectors compact the same runs: one wins, the other's outputs are deleted.
+// If two projectors compact the same runs, one wins, and the other's outputs are deleted.
 func TestOneOfTwoCompactionsWins(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	stalled := &between{lax: lax{c.bucket}}
@@ -201,7 +201,7 @@ func TestOneOfTwoCompactionsWins(t *testing.T) {
 	c.require(want)
 }
 
-// What is younger than the grace period stays, and nothing to collect costs no write.
+// Garbage younger than the grace period stays. If there is nothing to collect, nothing is written.
 func TestGraceIsKept(t *testing.T) {
 	c, _ := spilling(t, runsPerLevel)
 	_, err := c.Compact(c.ctx)
@@ -219,7 +219,7 @@ func TestGraceIsKept(t *testing.T) {
 	require.Equal(t, serial+1, c.latest().snap.root.Serial)
 }
 
-// The base is rewritten in parts, and parts between whose keys nothing new lies stay as they are.
+// The base is rewritten in parts. Parts without newer versions between their keys stay as they are.
 func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 	p, err := Open(Config{Log: newCell(t).log, Bucket: memory.New(), InlineBytes: 1})
 	require.NoError(t, err)
@@ -246,7 +246,7 @@ func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 	require.NoError(t, (&root{Segments: outputs.refs}).check())
 }
 
-// Deletions leave nothing behind once floor and purge point have passed them, and not before (invariant 11).
+// Deletions leave nothing behind once floor and purge point have passed them, but not before (invariant 11).
 func TestTombstonesGoLast(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")

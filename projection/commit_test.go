@@ -19,8 +19,8 @@ import (
 )
 
 // Every bucket request of a commit that spills, first and later, × {fails, fails but persisted, the process dies there,
-// dies after}: a cold reader and the next commit see every acknowledged event (invariants 6, 7, 11). The steps are the
-// commit's own: they are counted, not listed.
+// dies after}: a cold reader and the next commit see every acknowledged event (invariants 6, 7, 11). The test counts
+// the commit's own steps, and does not list them.
 func TestEveryStepOfCommitMayFail(t *testing.T) {
 	for _, fault := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		for _, dies := range []bool{false, true} {
@@ -38,8 +38,8 @@ func TestEveryStepOfCommitMayFail(t *testing.T) {
 	}
 }
 
-// failAt runs three commits, of which the one that makes the given write or read fails there, and returns how many
-// requests they made.
+// failAt runs three commits. The given request, counted over all of them, fails. failAt returns how many requests there
+// were.
 func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) int {
 	small := func(c *Config) { c.InlineBytes = inline }
 	c := newCell(t, small)
@@ -68,7 +68,7 @@ func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) i
 		if _, err := c.Commit(ctx); err != nil {
 			require.True(t, dies || errors.Is(err, memory.ErrInjected), "%v", err)
 		}
-		if ctx.Err() != nil { // the process died; another takes its place
+		if ctx.Err() != nil { // the process died; another replaces it
 			c.Projection, ctx = c.another(small), c.ctx
 		}
 	}
@@ -92,7 +92,7 @@ func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) i
 	return made
 }
 
-// Many projectors commit at once while events come: each event is applied once, in order (invariant 7).
+// Many projectors commit concurrently while events come: each event is applied once, in order (invariant 7).
 func TestProjectorsRace(t *testing.T) {
 	c := newCell(t)
 	var projectors, writers sync.WaitGroup
@@ -164,7 +164,7 @@ func increments(c *cell, name string, times int) {
 	}
 }
 
-// Readers of all kinds go on, with one question for many, while events come, are committed and purged.
+// Concurrent readers, which share their questions to the log, go on while events come, are committed and purged.
 func TestReadersDuringCommits(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 800 })
 	var readers sync.WaitGroup
@@ -227,8 +227,8 @@ func TestCommitOfNothingWritesNothing(t *testing.T) {
 	require.Equal(t, last, c.commit())
 }
 
-// TestWhatCompressesSpills: bodies that compress to nothing do not stay inline, where every reader of the root would
-// hold them.
+// TestWhatCompressesSpills: bodies that compress to almost nothing do not stay inline, where every reader of the root
+// would hold them.
 func TestWhatCompressesSpills(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 << 10 })
 	for i := range 4 {
@@ -243,7 +243,7 @@ func TestWhatCompressesSpills(t *testing.T) {
 	require.Len(t, c.Current().snap.inline, 1)
 }
 
-// A commit costs one PUT; one that spills two more.
+// A commit costs one PUT. Spilling costs two more.
 func TestCommitCostsOnePut(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -257,7 +257,7 @@ func TestCommitCostsOnePut(t *testing.T) {
 	require.Equal(t, map[memory.Op]int{memory.OpReplace: 10}, puts)
 }
 
-// Floor and purge point move by log time alone, and one commit moves the floor by no more than the log time since the
+// Floor and purge point move only by log time. One commit moves the floor by no more than twice the log time since the
 // previous root (invariant 12).
 func TestRetentionIsOfLogTime(t *testing.T) {
 	p, err := Open(Config{Log: new(eventlog.Log), Bucket: memory.New(), Retention: time.Hour, LogRetention: 10 * time.Minute})
@@ -284,12 +284,12 @@ func TestRetentionIsOfLogTime(t *testing.T) {
 		require.InDelta(t, m+1-60, int(r.Floor), 1)
 		require.Less(t, len(r.Ring), 3*ringMarks)
 	}
-	// the log's clock goes back: nothing does
+	// The log's clock goes back, but nothing else does.
 	r = at(301, 100)
 	floor := r.Floor
 	r = at(302, 101)
 	require.Equal(t, floor, r.Floor)
-	// a far too short retention moves the floor no faster than time
+	// A far too short retention does not move the floor faster than that.
 	p.config.Retention = time.Second
 	r = at(303, 302)
 	require.LessOrEqual(t, int(r.Floor), int(floor)+4)
@@ -309,7 +309,7 @@ func TestRetentionPurgesTheLog(t *testing.T) {
 	require.Len(t, got, 1)
 }
 
-// The first root comes before the first event. A log that has some and a bucket that has no root are of two cells.
+// The first root comes before the first event. A log with events and a bucket without a root belong to two cells.
 func TestFound(t *testing.T) {
 	c := newCell(t)
 	for _, first := range []bool{true, false} {
