@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// compacted compacts once, which must find something to do.
+// compacted compacts once, and requires that there was something to compact.
 func (c *cell) compacted() *View {
 	c.t.Helper()
 	done, err := c.Compact(c.ctx)
@@ -23,7 +23,7 @@ func (c *cell) compacted() *View {
 	return c.latest()
 }
 
-// incompressible is a value of so many bytes.
+// incompressible is a value of this many bytes that does not compress.
 func incompressible(bytes int) string {
 	r, b := rand.New(rand.NewPCG(1, uint64(bytes))), make([]byte, bytes)
 	for i := range b {
@@ -32,11 +32,11 @@ func incompressible(bytes int) string {
 	return string(b)
 }
 
-// A compaction that does not reach the base keeps tombstones, however old they are: what they hide lies in the base,
-// and a deleted object would return (invariant 11).
+// A compaction that does not include the base keeps tombstones, however old they are. The base has the versions that
+// they hide, so a deleted object would otherwise return (invariant 11).
 func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
-	for i := range runsPerLevel { // a base so large that little is not merged into it
+	for i := range runsPerLevel { // a base so large that few runs are not merged into it
 		c.put(fmt.Sprint("large", i), incompressible(16<<10))
 		c.put("gone", fmt.Sprint(i))
 		c.commit()
@@ -61,8 +61,8 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
-// Whatever is merged, a part has about as many bytes as it may: runs above the base, and the versions of one key, too.
-// So what a compaction holds and sends at once does not grow.
+// Whatever is merged, a part has about as many bytes as it may. This also holds for runs above the base, and for the
+// versions of one key. So what a compaction holds and sends at once does not grow.
 func TestEveryRunIsCut(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.partBytes = 64 << 10
@@ -102,8 +102,8 @@ func TestEveryRunIsCut(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// A tombstone stays for as long as the log has its event: a writer that does not know of it could never create the
-// object again. The root gives leave to purge, but that the log was purged only the log can say.
+// A tombstone stays for as long as the log has its event: a writer that does not know the event could never create the
+// object again. The root permits the purge, but only the log can say that it was purged.
 func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")
@@ -124,7 +124,7 @@ func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// So does the row of a void event: it is what the log holds as the key's last.
+// The same holds for the row of a void event: in the log that event is the key's last one.
 func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -145,7 +145,7 @@ func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	require.Equal(t, lost, expected, "what an update expects the log to hold")
 }
 
-// elsewhere is a bucket whose clock is not this process's.
+// elsewhere is a bucket whose clock differs from this process's.
 type elsewhere struct {
 	lax
 	ahead time.Duration
@@ -158,7 +158,7 @@ func (b elsewhere) List(ctx context.Context, prefix string, yield func(bucket.At
 	})
 }
 
-// How old garbage is, the bucket's clock alone says: it is what wrote the times.
+// Only the bucket's clock decides how old garbage is, as it gave the objects their times.
 func TestGraceIsOfTheBucketsTime(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		c, want := spilling(t, runsPerLevel)
@@ -174,7 +174,7 @@ func TestGraceIsOfTheBucketsTime(t *testing.T) {
 	}
 }
 
-// yielding lets others go first when the root is swapped, and lets them say when it is swapped.
+// yielding runs do in place of the swap of the root; do decides when the swap happens.
 type yielding struct {
 	lax
 	do func(swap func())
@@ -192,14 +192,14 @@ func (b *yielding) Replace(ctx context.Context, key string, body []byte, etag st
 	return replaced, err
 }
 
-// What is garbage when a collection lists the bucket may be named by a commit when it swaps the root. It stays
-// (invariant 7).
+// An object that is garbage when a collection lists the bucket may be named by a commit before the collection's swap.
+// It stays (invariant 7).
 func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	c, want := spilling(t, 3)
 	var collected int
 	collector := &between{lax: lax{c.bucket}}
 	slow := &yielding{lax: lax{c.bucket}, do: func(swap func()) {
-		collector.do = swap // after its list, before its swap
+		collector.do = swap // after the collector's list, before its swap
 		var err error
 		collected, err = c.over(collector).Collect(c.ctx, 0)
 		require.NoError(t, err)
@@ -211,8 +211,8 @@ func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	c.require(want)
 }
 
-// A cell whose projector is a function that a timer calls is tended, too: its runs stay few, and what they were merged
-// from is collected once it is old enough.
+// A cell is also tended if its projector is a function that a timer calls: its runs stay few, and the inputs of merges
+// are collected once they are old enough.
 func TestOnceTendsTheBucket(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1; c.Grace = time.Nanosecond })
 	merges := 0
@@ -232,7 +232,7 @@ func TestOnceTendsTheBucket(t *testing.T) {
 	require.Less(t, len(keysOf(t, c)), 6*runsPerLevel, "each commit wrote two objects")
 }
 
-// TestCompactionReadsARunOnce: a run is not asked again for each part of a large base, however few of them it touches.
+// TestCompactionReadsARunOnce: a run is not read again for each part of a large base, however few parts it touches.
 func TestCompactionReadsARunOnce(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "before the large ones")
@@ -263,7 +263,7 @@ func TestCompactionReadsARunOnce(t *testing.T) {
 	}
 }
 
-// gotten counts what is read of each object.
+// gotten counts the ranged reads of each object.
 type gotten struct {
 	bucket.Bucket
 	gets map[string]int

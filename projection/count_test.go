@@ -10,8 +10,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestCountsOfBlocks: a count decodes those blocks of the oldest run that share keys with something newer, and no
-// others.
+// TestCountsOfBlocks: a count decodes only the blocks of the oldest run that share keys with something newer.
 func TestCountsOfBlocks(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	const objects = 400
@@ -32,7 +31,7 @@ func TestCountsOfBlocks(t *testing.T) {
 		c.cache = newBlockCache(cache.NewBudget(64 << 20))
 		for _, r := range v.snap.runs {
 			for _, part := range r {
-				part.reader.Store(nil) // it is opened with that cache
+				part.reader.Store(nil) // so that it is opened with the new cache
 			}
 		}
 		n, err := v.Count(c.ctx, "main/pods/ns/"+from, "main/pods/ns/"+to, at)
@@ -70,8 +69,8 @@ func TestCountsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestCountFromFarAway: a number of rows that was known long ago is of no use, if there may be more events since then
-// than rows. A wrong number tells whether it was used.
+// TestCountFromFarAway: a number of rows that was known long ago is not used if there may be more events since then
+// than rows. The test gives a wrong number, which shows whether it was used.
 func TestCountFromFarAway(t *testing.T) {
 	c := newCell(t)
 	const rows, wrong = 5, 100
@@ -98,7 +97,7 @@ func TestCountFromFarAway(t *testing.T) {
 	require.Equal(t, rows, count(first, head))
 }
 
-// TestOldSegmentsAreCounted: segments whose index has no live keys are counted by their rows.
+// TestOldSegmentsAreCounted: in segments whose index has no live keys, the rows are counted.
 func TestOldSegmentsAreCounted(t *testing.T) {
 	keys := sealKeys(t, exampleRecords())
 	r, err := segment.OpenBytes("counted", keys)

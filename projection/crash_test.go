@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// fate is what becomes of one step.
+// fate is what happens to one step.
 type fate int
 
 const (
@@ -36,12 +36,12 @@ func (f fate) String() string {
 
 var errDead = errors.New("the process is dead")
 
-// stepped is a process's way to bucket and log. Each request is a step; one of them has a fate.
+// stepped is the access of one process to bucket and log. Each request is a step; one of them has a fate.
 type stepped struct {
 	*memory.Bucket
 	mu    sync.Mutex
 	taken []string
-	at    int // the step with a fate, -1 for none
+	at    int // the step with a fate; -1 for none
 	fate  fate
 	dead  bool
 	kill  context.CancelFunc
@@ -109,18 +109,19 @@ func (s *stepped) List(ctx context.Context, prefix string, yield func(bucket.Att
 	return s.step("list", func() error { return s.Bucket.List(ctx, prefix, yield) })
 }
 
-// crashScene is something that a projector or an operator does, in a cell where all of its steps are met.
+// crashScene is an action of a projector or an operator, in a cell where the action has all of its steps.
 type crashScene struct {
 	name   string
 	config func(*Config)
-	// before is done in good weather, act in bad.
+	// before runs without faults, act with them.
 	before, act func(ctx context.Context, p *Projection) error
 	// fresh: nothing was committed before.
 	fresh bool
-	// indexed: footers go to idx objects at once. joins: so many event segments were committed that some are joined.
-	// pages: the root lists few of them, and a page others.
+	// indexed: footers go to idx objects at once. joins: enough event segments were committed to join some. pages: the
+	// root lists few event segments, and a page lists others.
 	indexed, joins, pages bool
-	// fence: it ends the epoch of every process; the operator does it again, in a new one, until the cell opens.
+	// fence: the scene ends the epoch of every process. The operator fences again, in a new process, until the cell
+	// opens.
 	fence bool
 }
 
@@ -152,7 +153,7 @@ func retainAll(ctx context.Context, p *Projection) error {
 	return p.Retain(ctx, v.Applied()-3, v.Applied()-2)
 }
 
-// compactAgain is a compaction during which somebody collects other garbage. So its outputs are written again.
+// compactAgain is a compaction during which another process collects other garbage. So its outputs are written again.
 func compactAgain(ctx context.Context, p *Projection) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -240,7 +241,7 @@ func (scene *crashScene) over(r *random, b bucket.Bucket) *Projection {
 	return p
 }
 
-// run makes a cell, brings it to where the scene begins, and does the scene with a fate at one step.
+// run makes a cell, brings it to the beginning of the scene, and runs the scene with a fate at one step.
 func (scene *crashScene) run(t *testing.T, at int, f fate) (*random, *stepped) {
 	r := newRandom(newCell(t), 1, 10)
 	r.Projection = scene.over(r, r.bucket)
@@ -281,13 +282,13 @@ func (scene *crashScene) run(t *testing.T, at int, f fate) (*random, *stepped) {
 	}
 	if scene.fence {
 		r.open(scene)
-	} else if !s.dead { // the process goes on
+	} else if !s.dead { // the process lives on
 		require.NoError(t, scene.act(r.ctx, p))
 	}
 	return r, s
 }
 
-// open starts the cell anew after somebody tried to fence it, as an operator does.
+// open opens the cell again after an attempt to fence it, as an operator does.
 func (r *random) open(scene *crashScene) {
 	for try := range Revision(5) {
 		r.log = eventlogtest.Open(r.t, eventlog.Config{Conn: r.conn, InMemory: true})
@@ -304,7 +305,7 @@ func (r *random) open(scene *crashScene) {
 	require.Fail(r.t, "the cell does not open")
 }
 
-// readable requires that every revision from the floor to the head is as the model has it, for one who knows nothing.
+// readable requires that a new process reads every revision from the floor to the head as the model has it.
 func (r *random) readable(config func(*Config)) *Projection {
 	p := r.over(r.bucket, config)
 	v, err := p.Latest(r.ctx)
@@ -323,8 +324,8 @@ func (r *random) readable(config func(*Config)) *Projection {
 }
 
 // Every step of a projector fails, fails but persists, or is the last of its process (invariant 6). Each time the cell
-// opens, no acknowledged event is missing, the check finds nothing, and the next projector goes on and leaves no
-// garbage. The steps are those of a run without any failure.
+// opens, no acknowledged event is missing, and the check finds nothing. The next projector goes on and leaves no
+// garbage. The steps are taken from a run without faults.
 func TestCrashTable(t *testing.T) {
 	quiet(t)
 	for _, scene := range crashScenes {
@@ -348,7 +349,7 @@ func TestCrashTable(t *testing.T) {
 	}
 }
 
-// goOn requires that all is there, and stays there when the cell goes on.
+// goOn requires that everything is there, and that it stays there when the cell goes on.
 func (scene *crashScene) goOn(t *testing.T, r *random) {
 	p := r.readable(scene.set)
 	for range 3 {
@@ -365,8 +366,8 @@ func (scene *crashScene) goOn(t *testing.T, r *random) {
 	}
 }
 
-// The scenes take every step that there is in the code. They write everything that the code counts as written, and fill
-// and empty every folder that it collects.
+// The scenes take every step that the code has. They write every kind of object that the code counts, and create and
+// delete objects in every folder that it collects.
 func TestTheCrashTableIsWhole(t *testing.T) {
 	quiet(t)
 	before := countWritings()
@@ -391,7 +392,7 @@ func TestTheCrashTableIsWhole(t *testing.T) {
 	}
 }
 
-// countWritings is what was ever written, by what it is.
+// countWritings is the number of objects written so far, by kind.
 func countWritings() map[string]float64 {
 	collect, counted := make(chan prometheus.Metric, 100), map[string]float64{}
 	writes.Collect(collect)
@@ -399,7 +400,7 @@ func countWritings() map[string]float64 {
 	for m := range collect {
 		var out dto.Metric
 		if err := m.Write(&out); err != nil {
-			panic(err) // of a counter that was just read
+			panic(err) // it is a counter that was just read
 		}
 		counted[out.GetLabel()[0].GetValue()] = out.GetCounter().GetValue()
 	}

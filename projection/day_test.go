@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// day is what happens in an hour of a cell, of which a day is kept: each node renews its Lease every ten seconds, and
-// on each there are Pods that change, and Events about them.
+// day is a cell with a day of hourly traffic. Each node renews its Lease every ten seconds, and has Pods that change,
+// and Events about them.
 type day struct {
 	*cell
 	rng          *rand.Rand
@@ -25,12 +25,12 @@ type day struct {
 }
 
 const (
-	renewals      = 360 // of a Lease in an hour
-	changesOfPods = 40  // on a node in an hour
+	renewals      = 360 // of one Lease in an hour
+	changesOfPods = 40  // on one node in an hour
 	eventsOfNode  = 20
 )
 
-// keep lives through the day and returns how many bytes the bucket has then, by folder, in all.
+// keep runs through the day, and returns how many bytes the bucket then has, in all and by folder.
 func (d *day) keep() (total int64, by map[string]int64) {
 	for h := range d.hours {
 		began := time.Now()
@@ -51,7 +51,7 @@ func (d *day) keep() (total int64, by map[string]int64) {
 				require.NoError(d.t, compactOnly(d.ctx, d.Projection))
 			}
 		}
-		time.Sleep(d.hour - time.Since(began)) // the log's clock is real
+		time.Sleep(d.hour - time.Since(began)) // the log's clock is the real one
 		d.append([]eventlog.Write{d.write("leases", "node-0", 300)})
 		d.commit()
 		_, err := d.Trim(d.ctx)
@@ -76,7 +76,7 @@ func (d *day) write(resource, name string, bytes int) eventlog.Write {
 	if w.Base > 0 {
 		w.Op = eventlog.Modified
 	}
-	// Most of an object is as it was before.
+	// Most of an object does not change.
 	content := strings.Repeat(fmt.Sprintf("a field of %s and its value, ", name), bytes/20)[:bytes-40]
 	w.Body = fmt.Appendf(nil, "%s%040d", content, d.rng.Uint64())
 	d.written[resource] += int64(len(w.Body))
@@ -99,9 +99,9 @@ func (d *day) append(writes []eventlog.Write) {
 	}
 }
 
-// TestDayOfHistory keeps a day of a cell's history, LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes, and prints
-// what it takes in the bucket: without, with, and with rules (docs/operations.md). A short one holds that rules spare
-// events.
+// TestDayOfHistory keeps a day of a cell's history: LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes. It prints
+// what the bucket takes without history, with it, and with rules (docs/operations.md). A short run requires that rules
+// save events.
 func TestDayOfHistory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -127,6 +127,6 @@ func TestDayOfHistory(t *testing.T) {
 	}
 	all, ruled := took["all"]-took["none"], took["leases=none,events=1h"]-took["none"]
 	t.Logf("history: %d bytes an hour of a node, %d with rules", all/int64(hours*nodes), ruled/int64(hours*nodes))
-	// How many checkpoints there are depends on the clock, and with them the rest.
+	// The number of checkpoints, and so all other sizes, depend on the clock.
 	require.Less(t, 3*events["leases=none,events=1h"], 2*events["all"])
 }

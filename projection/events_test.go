@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// TestEventsOfFewKeys: who asks for the events of few keys reads those segments of events that have them, finds the
-// same events as who reads all, and reads all where that is less.
+// TestEventsOfFewKeys: a reader of few keys' events reads only the event segments that have them, or all segments if
+// that takes less. It finds the same events as a reader of everything.
 func TestEventsOfFewKeys(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -29,7 +29,7 @@ func TestEventsOfFewKeys(t *testing.T) {
 			own = append(own, c.remove("z"))
 		case 12:
 			c.barrier()
-		case 17: // void: the object is there
+		case 17: // void: the object exists
 			c.write(eventlog.Write{Key: podKey("z"), Op: eventlog.Added, Precondition: own[3], ContentType: "text/plain"})
 		}
 		c.commit()
@@ -76,8 +76,8 @@ func TestEventsOfFewKeys(t *testing.T) {
 	}
 }
 
-// TestArchivedTellsWhatItLooksAt: who reads some of the archived events is told of the others too, and may stop there
-// and go on. Of the events above the floor, few are found by their rows, wherever the range begins.
+// TestArchivedTellsWhatItLooksAt: a reader of some archived events is told of the others too, and may stop there and
+// continue later. Above the floor, events of few keys are found by their rows, wherever the range begins.
 func TestArchivedTellsWhatItLooksAt(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes, c.History = 1, time.Hour })
@@ -136,8 +136,8 @@ func TestArchivedTellsWhatItLooksAt(t *testing.T) {
 	require.Equal(t, own, got)
 }
 
-// The events of a moment between two checkpoints are in the newest root's archive. Where its segments were joined and
-// collected since, that root is read again.
+// The events of a moment between two checkpoints are in the newest root's archive. If its segments were joined and
+// collected since, the root is read again.
 func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	keeping := func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 }
 	c := newCell(t, keeping)
@@ -166,7 +166,7 @@ func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	require.Equal(t, moment, next)
 }
 
-// A large event segment is not joined, and those around it are not joined across it.
+// A large event segment is not joined, and its neighbours are not joined across it.
 func TestJoinAroundALargeSegment(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 })
 	small := func(n int) {
@@ -177,7 +177,7 @@ func TestJoinAroundALargeSegment(t *testing.T) {
 	}
 	small(joinAtLeast / 4)
 	noise := make([]byte, joinedBytes/3)
-	for i := range 2 { // in one commit
+	for i := range 2 { // both in one commit
 		_, err := rand.Read(noise)
 		require.NoError(t, err)
 		c.put(fmt.Sprint("large", i), string(noise))

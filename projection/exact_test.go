@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// replaced makes every segment of a cell's root garbage and collects it.
+// replaced makes every segment of a cell's root garbage, and collects it.
 func replaced(t *testing.T, c *cell) {
 	t.Helper()
 	c.commit()
@@ -33,7 +33,7 @@ func replaced(t *testing.T, c *cell) {
 }
 
 // A write is computed from one view, whatever root its segments are read from. Here, before the write reads its state,
-// somebody else changes the object, and everything that the view's root names is collected (invariant 13).
+// another process changes the object, and everything that the view's root names is collected (invariant 13).
 func TestStateComesFromOneView(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)
@@ -56,7 +56,7 @@ func TestStateComesFromOneView(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("theirs@%d", theirs), got["n1"])
 
-	// Once the floor has passed the view nothing can be computed from it.
+	// Once the floor has passed the view, no write can be computed from it.
 	require.NoError(t, c.Retain(c.ctx, theirs, 0))
 	for range runsPerLevel {
 		c.put("n2", "more")
@@ -71,7 +71,7 @@ func TestStateComesFromOneView(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// Writes of two views are never one append.
+// Writes of two views cannot be one append.
 func TestAppendTakesOneView(t *testing.T) {
 	c := newCell(t)
 	old := c.latest()
@@ -83,8 +83,8 @@ func TestAppendTakesOneView(t *testing.T) {
 	require.ErrorContains(t, err, "another view")
 }
 
-// Nothing is appended from an old view, by whichever clock: what came after it may have left the log, and then no
-// precondition tells that the write has lost.
+// Nothing is appended from a view that is old by either clock. Events after the view may have left the log, and then no
+// precondition reveals that the write has lost.
 func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -110,8 +110,8 @@ func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 	}
 }
 
-// A log that went back may have another event in the place of one that a write is computed from. So nothing is appended
-// on another connection than that on which the view was proven.
+// If the log went back, it may have another event in place of one that a write is computed from. So nothing is appended
+// on another connection than the one on which the view was proven.
 func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
 	c, s := onDisk(t, t.TempDir())
 	conn, link := eventlogtest.ConnectThrough(t, s)
@@ -135,7 +135,7 @@ func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The precondition is the revision of the key's last event, even if that event is void, and only as long as the log has
+// The precondition is the revision of the key's last event, even if that event is void, but only as long as the log has
 // it.
 func TestStateExpectsVoidEvents(t *testing.T) {
 	quiet(t)
@@ -162,7 +162,8 @@ func TestStateExpectsVoidEvents(t *testing.T) {
 	check(0)
 }
 
-// A view never ends inside a batch, however its events were learned: two followers, one projector and readers at once.
+// A view never ends inside a batch, however its events were learned, by two followers, one projector and readers at
+// once.
 func TestViewsHoldWholeBatches(t *testing.T) {
 	c := newCell(t)
 	c.latest()
@@ -216,7 +217,7 @@ func TestViewsHoldWholeBatches(t *testing.T) {
 	all.Wait()
 }
 
-// A tail that is too long to be read at once is cut at the end of a batch.
+// A tail that is too long for one read is cut at the end of a batch.
 func TestLongTailsAreCutBetweenBatches(t *testing.T) {
 	c := newCell(t)
 	body := []byte(strings.Repeat("x", 100<<10))
@@ -256,8 +257,8 @@ func (b *afterRoot) Get(ctx context.Context, key string) ([]byte, string, error)
 	return body, etag, err
 }
 
-// A root that was read before somebody committed and purged proves no hole. Here a request ends between its reads of
-// the root and of the tail, and the next request reads the root again.
+// A root that was read before another process committed and purged does not prove a hole. Here a request ends between
+// its reads of the root and of the tail, and the next request reads the root again.
 func TestAnOldRootProvesNoHole(t *testing.T) {
 	c := newCell(t)
 	for range 5 {
@@ -294,7 +295,7 @@ func TestValid(t *testing.T) {
 	bad := func(w eventlog.Write) { c.write(w) }
 	bad(eventlog.Write{Op: eventlog.Modified, Key: podKey("never")})                                                // base 0 of an absent key
 	bad(eventlog.Write{Op: eventlog.Deleted, Key: podKey("gone"), Precondition: gone})                              // base 0 of a tombstone
-	bad(eventlog.Write{Op: eventlog.Added, Key: podKey("live"), Precondition: live})                                // there is one
+	bad(eventlog.Write{Op: eventlog.Added, Key: podKey("live"), Precondition: live})                                // it exists
 	bad(eventlog.Write{Op: eventlog.Modified, Key: podKey("absent"), Base: live})                                   // another key's base
 	good := c.write(eventlog.Write{Op: eventlog.Modified, Key: podKey("live"), Base: live, Precondition: live + 5}) // after the void one
 	head := c.latest().Revision()
@@ -326,7 +327,7 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// beforeEvents does something before the first read of an event segment.
+// beforeEvents does something once, before the first read of an event segment.
 type beforeEvents struct {
 	bucket.Bucket
 	once sync.Once
@@ -340,7 +341,7 @@ func (b *beforeEvents) GetRange(ctx context.Context, key string, offset, length 
 	return b.Bucket.GetRange(ctx, key, offset, length)
 }
 
-// A time has expired if its events went away while they were looked for. Nothing is missing that should be there.
+// A time has expired if its events disappear while they are searched for. It does not count as a missing segment.
 func TestRevisionAtExpires(t *testing.T) {
 	c, _ := spilling(t, 6)
 	p := c.over(&beforeEvents{Bucket: lax{c.bucket}, do: func() {
@@ -353,7 +354,7 @@ func TestRevisionAtExpires(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// The names that an expired checkpoint pinned are forgotten with it.
+// When a checkpoint has expired, the names that it pinned are forgotten.
 func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.Checkpoints = []CheckpointRule{{Every: time.Nanosecond, Keep: time.Nanosecond}} })
 	for i := range 5 {
@@ -368,7 +369,7 @@ func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	require.Less(t, pinned, 5)
 }
 
-// A block that is larger than the cache costs no other its place.
+// A block that is larger than the cache pushes out no other.
 func TestABlockLargerThanTheCache(t *testing.T) {
 	c := newBlockCache(cache.NewBudget(1100))
 	c.Keep("a", 0, &segment.Block{Bytes: 600})
@@ -379,7 +380,7 @@ func TestABlockLargerThanTheCache(t *testing.T) {
 	require.False(t, ok)
 }
 
-// An outline holds what it counts, and no value of the block.
+// An outline takes the memory that it counts, and keeps no value of the block.
 func TestOutlinesTakeLittle(t *testing.T) {
 	var entries []segment.Entry
 	for i := range 50 {
@@ -406,7 +407,7 @@ func TestOutlinesTakeLittle(t *testing.T) {
 	require.NotSame(t, first, unsafe.SliceData(o.Entries[0].Value))
 }
 
-// What is read once, or for an outline, is the first to go, however often that happens.
+// A block that is read once, or for an outline, is the first to be dropped, however often it is read so.
 func TestReadOncePushesOutNothing(t *testing.T) {
 	budget := cache.NewBudget(1 << 20)
 	c := newBlockCache(budget)
@@ -430,8 +431,8 @@ func TestReadOncePushesOutNothing(t *testing.T) {
 	require.True(t, found)
 }
 
-// A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile. A fault that an
-// operator must mend ends the projector.
+// A projector that starts while the bucket refuses writes keeps trying, and readers go on meanwhile. A fault that an
+// operator must repair ends the projector.
 func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -448,7 +449,7 @@ func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, time.Millisecond) }()
-	for range swapAttempts + 1 { // it has begun again
+	for range swapAttempts + 1 { // it has started over
 		<-tried
 	}
 	require.Equal(t, head, c.latest().Revision())
@@ -462,18 +463,19 @@ func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 
 	c.put("a", "2")
 	c.put("a", "3")
-	require.NoError(t, c.log.Purge(c.ctx, head+1)) // nobody does that
+	require.NoError(t, c.log.Purge(c.ctx, head+1)) // no process does that
 	require.ErrorIs(t, c.another().Run(c.ctx, time.Millisecond), ErrHole)
 }
 
-// refusing takes everything but a root.
+// refusing accepts everything but a root.
 type refusing struct{ lax }
 
 func (b *refusing) Replace(context.Context, string, []byte, string) (string, error) {
 	return "", errors.New("503 Slow Down")
 }
 
-// A projector whose log is gone for good says so, also while the bucket takes no root and while it waits for its pace.
+// A projector whose log is gone for good returns an error, even while the bucket refuses the root or while it waits for
+// its pace.
 func TestAProjectorEndsWithItsLog(t *testing.T) {
 	quiet(t)
 	for name, b := range map[string]func(*cell) bucket.Bucket{

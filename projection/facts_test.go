@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestFactsCountOnce: lists that learn the facts of one segment at the same time keep them once, and the budget counts
-// them once. Facts that were let go count nowhere.
+// TestFactsCountOnce: if several lists learn the facts of one segment at the same time, the facts are kept once, and
+// the budget counts them once. Dropped facts count nowhere.
 func TestFactsCountOnce(t *testing.T) {
 	const blocks, learners = 50, 8
 	wanted := &Selection{Kind: "all alike", Facts: func(iter.Seq[Row]) ([]Fact, bool) { return []Fact{1, 2, 3}, true }}

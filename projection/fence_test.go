@@ -24,7 +24,7 @@ func onDisk(t *testing.T, dir string) (*cell, *server.Server) {
 	return c, s
 }
 
-// reopened is the same cell after a restart of everything, with the log that the folder holds.
+// reopened is the same cell after a restart of everything, with the log in the folder.
 func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	s := eventlogtest.Run(c.t, dir)
 	next := *c
@@ -35,7 +35,7 @@ func (c *cell) reopened(dir string) (*cell, *server.Server) {
 }
 
 // The rehearsal of invariant 9: the log's disk is lost, and an old copy is restored. Every process stops. After the
-// fence, everything that the bucket has is there, and revisions go on above every one that was ever seen. Older
+// fence, everything that the bucket has is there, and new revisions are above every one that was ever seen. Older
 // revisions have expired, so that clients list again.
 func TestALostTailIsFenced(t *testing.T) {
 	for _, inline := range []int{1, 0} {
@@ -69,7 +69,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			s.Shutdown()
 			s.WaitForShutdown()
 
-			// The old copy: its head is behind the root. Nobody goes on, by whatever call.
+			// The old copy's head is behind the root. Every call of every process fails.
 			c, s = c.reopened(backup)
 			for _, p := range []*Projection{c.another(), c.Projection} {
 				_, err := p.Latest(c.ctx)
@@ -78,8 +78,8 @@ func TestALostTailIsFenced(t *testing.T) {
 				require.ErrorIs(t, err, eventlog.ErrDiverged)
 			}
 			require.ErrorIs(t, c.another().Run(c.ctx, 1), eventlog.ErrDiverged)
-			// The log may even have been written on blindly, up to the root's revision. It is recognised by the event
-			// that is there.
+			// A writer may even have appended blindly to this log, up to the root's revision. Then the event at that
+			// revision reveals it.
 			blind := eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
 			for range 20 {
 				_, err := blind.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
@@ -110,7 +110,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			for _, err := range c.events(c.ctx, Keys{}, seen, v.Revision()) {
 				require.ErrorIs(t, err, ErrExpired)
 			}
-			for name := range c.last { // writers ask the view, not their memory
+			for name := range c.last { // writers ask the view, and not their memory
 				pre, err := v.precondition(c.ctx, podKey(name))
 				require.NoError(t, err)
 				require.Zero(t, pre)
@@ -183,7 +183,7 @@ func TestOldEpochsEnd(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// If a fence breaks off after any step, the next fence completes it. Until then nobody reads or writes.
+// If a fence stops after any step, the next fence completes it. Until then no process reads or writes.
 func TestAFenceThatBreaksOff(t *testing.T) {
 	for _, fate := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		c := newCell(t)
@@ -223,7 +223,7 @@ func TestAFenceThatBreaksOff(t *testing.T) {
 	require.False(t, errors.Is(eventlog.ErrDiverged, eventlog.ErrFenced))
 }
 
-// replicated is a cell on three servers that has one object.
+// replicated is a cell on three servers, with one object.
 func replicated(t *testing.T) (*eventlogtest.Servers, *cell) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -237,7 +237,7 @@ func replicated(t *testing.T) (*eventlogtest.Servers, *cell) {
 	return servers, c
 }
 
-// A fence of three servers, and what follows it, as on one.
+// A fence on three servers, and everything after it, works as on one.
 func TestAReplicatedLogIsFenced(t *testing.T) {
 	servers, c := replicated(t)
 	want := map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)}
@@ -261,8 +261,8 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// An epoch never comes again, also if the bucket is put back to what it was before a fence, and the cell is fenced once
-// more: what a process of the epoch between still writes is void.
+// An epoch never recurs, even if the bucket is reset to its state before a fence, and the cell is fenced again. What a
+// process of the epoch in between still writes is void.
 func TestEpochsNeverComeAgain(t *testing.T) {
 	servers, c := replicated(t)
 	kept, _, err := c.bucket.Get(c.ctx, c.rootKey())
@@ -292,8 +292,8 @@ func TestEpochsNeverComeAgain(t *testing.T) {
 	c.require(map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)})
 }
 
-// A fence is made for a log that lost its end. A writer whose view is of the lost end notices the least leap that an
-// operator may choose, however much was lost: its view stands for one of 15 million events above the log's head.
+// A fence is made for a log that lost its end. A writer whose view is of the lost end notices even the least leap that
+// an operator may choose, however much was lost. Here its view is 15 million events above the log's head.
 func TestTheLeastFenceIsNoticed(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -315,7 +315,7 @@ func TestTheLeastFenceIsNoticed(t *testing.T) {
 	require.ErrorIs(t, err, eventlog.ErrFenced)
 }
 
-// A fence leaves revisions for what comes after it.
+// A fence leaves revisions for later events.
 func TestAFenceHasAnUpperBound(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

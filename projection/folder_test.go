@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// A process that starts with a warm folder reads the root from the bucket and nothing else.
+// A process that starts with a warm folder reads only the root from the bucket.
 func TestAFolderOutlivesItsProcess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kills processes")
@@ -78,14 +78,15 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 	})
 }
 
-// TestValidNowReadsNoDisk: who must not wait is told at once that an answer is not in memory, also if a folder has it.
+// TestValidNowReadsNoDisk: a caller that must not wait learns at once that an answer is not in memory, even if a folder
+// has it.
 func TestValidNowReadsNoDisk(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")
 	c.put("the head, which is never purged", "1")
 	applied := c.commit()
 	require.NoError(t, c.Retain(c.ctx, 0, applied))
-	c.put("a", "2") // over a version that only the snapshot has
+	c.put("a", "2") // replaces a version that only the snapshot has
 	folder := t.TempDir()
 	var counted *bucket.Counted
 	open := func() (v *View, valid func() bool, now func() (valid, known bool)) {
@@ -130,8 +131,8 @@ func filesBelow(t testing.TB, folder string) (files []string) {
 	return files
 }
 
-// Several processes share a folder. Once one of them has met a newer generation, what another still has at hand of an
-// older one is kept nowhere, whenever it began, and nothing of an older one is left.
+// Several processes share a folder. Once one of them has seen a newer generation, data of an older one that another
+// process still has is no longer kept, whenever that process began. No file of an older generation is left.
 func TestAFolderOfManyProcesses(t *testing.T) {
 	quiet(t)
 	name := t.TempDir()
@@ -150,14 +151,14 @@ func TestAFolderOfManyProcesses(t *testing.T) {
 	require.Empty(t, filesBelow(t, name))
 	other.keep("seg/old", 0, []byte("secret"))
 	require.Nil(t, other.whole("seg/old"))
-	late := open(0) // it has read the root before, and was slow
+	late := open(0) // it has read the root before, and is slow
 	late.keep("seg/old", 0, []byte("secret"))
 	require.Empty(t, filesBelow(t, name))
 	newer.keep("seg/new", 0, []byte("kept"))
 	require.Equal(t, []byte("kept"), open(1).whole("seg/new"))
 }
 
-// At once: some write while others go on to the next generation. In the end nothing is left of an older one.
+// The same concurrently: some processes write while others enter the next generation. In the end no older one is left.
 func TestAFolderIsLeftByAllAtOnce(t *testing.T) {
 	quiet(t)
 	name := t.TempDir()
@@ -214,12 +215,12 @@ func versionsOnDisk(t *testing.T, folder, key string) (found []string) {
 	for _, name := range filesBelow(t, folder) {
 		b, err := os.ReadFile(name)
 		require.NoError(t, err)
-		if bytes.Contains(b, []byte("the password")) { // a block of few rows is as it was
+		if bytes.Contains(b, []byte("the password")) { // a small block is stored uncompressed
 			found = append(found, name)
 		}
 		reader, err := segment.OpenBytes(name, b)
 		if err != nil {
-			continue // no whole file
+			continue // the file is not a whole segment
 		}
 		for r, err := range recordsOf(t.Context(), reader) {
 			if err == nil && r.key == key {
@@ -230,7 +231,7 @@ func versionsOnDisk(t *testing.T, folder, key string) (found []string) {
 	return found
 }
 
-// slowRead does something once between the bucket's answer to the read of a block and its arrival.
+// slowRead does something once, after the bucket has answered the read of a block and before the answer arrives.
 type slowRead struct {
 	lax
 	do func()
@@ -245,8 +246,8 @@ func (b *slowRead) GetRange(ctx context.Context, key string, offset, length int6
 	return body, err
 }
 
-// What is forgotten while a process reads or compacts what has it comes back onto no disk, neither of that process nor
-// of another that shares the folder and has heard of it.
+// Data that is forgotten while a process reads or compacts it is written to no disk again: neither by that process nor
+// by another that shares the folder and knows of the forgetting.
 func TestAFolderForgetsWhatIsUnderWay(t *testing.T) {
 	for _, compacts := range []bool{false, true} {
 		for _, heardBy := range []string{"itself", "another"} {
@@ -302,7 +303,7 @@ func TestAFolderForgetsWhatIsUnderWay(t *testing.T) {
 	}
 }
 
-// What was not used for longest goes first, and the budget holds.
+// The least recently used file goes first, and the budget holds.
 func TestAFolderHasABudget(t *testing.T) {
 	name := t.TempDir()
 	f, err := openFolder(name, 0, 80_000)

@@ -11,14 +11,14 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// publish appends a message past eventlog.
+// publish appends a message without eventlog.
 func (c *cell) publish(subject string, header nats.Header) {
 	_, err := c.conn.RequestMsg(&nats.Msg{Subject: "logplane.log." + subject, Header: header}, 10*time.Second)
 	require.NoError(c.t, err)
 }
 
-// What is published where barriers are, and is none, may be what a root ends with. Whoever reads that root goes on, in
-// the epoch that it had.
+// A message on the subject of barriers that is not a barrier may be the last one of a root. Readers of that root go on,
+// in the same epoch.
 func TestForgedBarriersAreApplied(t *testing.T) {
 	for _, header := range []nats.Header{{"Logplane-Checksum": {"0"}}, {"ce-id": {"\xff"}}, {"Status": {"503"}},
 		{"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.barrier"}, "ce-id": {"id"}, "Logplane-Epoch": {"18446744073709551615"}}} {
@@ -39,8 +39,8 @@ func TestForgedBarriersAreApplied(t *testing.T) {
 	}
 }
 
-// A recovery that lost revisions and broke off before its fence stops every process, also if the log ends with what has
-// no id.
+// If a recovery lost revisions and broke off before its fence, every process stops, even if the log ends with a message
+// without an id.
 func TestARecoveryThatBreaksOffIsNoticed(t *testing.T) {
 	config := hourly(1 << 20)
 	c := ruin(t, config)
