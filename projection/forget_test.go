@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// What is forgotten is in no object of the bucket, whatever read it before. Every other version, and every moment, is
-// as it was, and the cell goes on.
+// No object of the bucket has a forgotten version, whoever read it before. Every other version, and every moment, is
+// unchanged, and the cell goes on.
 func TestForget(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -33,7 +33,7 @@ func TestForget(t *testing.T) {
 					c.History = time.Hour
 				}
 				if seed%4 == 0 {
-					c.Checkpoints = nil // one of the archive's own; later moments are folded onto it
+					c.Checkpoints = nil // the archive's rule makes one, onto which later moments are folded
 				}
 			}
 			r := newRandom(newCell(t, config), 150+seed, 20)
@@ -49,7 +49,7 @@ func TestForget(t *testing.T) {
 			_, err := r.Commit(r.ctx)
 			require.NoError(t, err)
 
-			// Another process has read all of the past, and what it has read is warm.
+			// Another process has read all of the past, and its caches are warm.
 			folder := t.TempDir()
 			reader := r.over(lax{r.bucket}, config, func(c *Config) { c.CacheFolder = folder })
 			before := map[Revision]map[string]string{}
@@ -64,7 +64,7 @@ func TestForget(t *testing.T) {
 				histories[name], err = reader.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
 			}
-			// One that is live, and one that is not: those of which most is kept, which depends on the clock.
+			// One live name and one that is not live: those with the most versions kept, which depends on the clock.
 			var names []string
 			for _, live := range []bool{true, false} {
 				of := slices.DeleteFunc(slices.Clone(r.names), func(name string) bool { return (r.model.live[name] > 0) != live })
@@ -102,7 +102,7 @@ func TestForget(t *testing.T) {
 				for at, want := range before {
 					past, err := p.at(r.ctx, at)
 					if seed%2 == 1 && errors.Is(err, ErrExpired) {
-						continue // the floor has passed it, and there is no archive
+						continue // the floor has passed the revision, and there is no archive
 					}
 					require.NoError(t, err, "revision %d", at)
 					got, err := state(r.ctx, past, at)
@@ -145,7 +145,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// fill stands for the log's Fill.
+// fill replaces the log's Fill.
 func (r *random) fill() Revision {
 	r.barrier()
 	bounds, err := r.log.Head(r.ctx)
@@ -160,7 +160,7 @@ func revisionsOf(rows []Row) (out []Revision) {
 	return out
 }
 
-// requireForgotten reads every object of the bucket, also what no root names.
+// requireForgotten reads every object of the bucket, also those that no root names.
 func requireForgotten(t *testing.T, r *random, stays func(name string, rev Revision) bool) {
 	look := func(name string, rec *record) {
 		if rec.Op != eventlog.Barrier {

@@ -50,22 +50,21 @@ func exampleRecords() []*record {
 	return []*record{added, deleted, lost, barriers, stray}
 }
 
-// indexedEventsRoot names an idx object of event segments, as roots did. Nobody reads it any more.
+// indexedEventsRoot names an idx object of event segments, as older roots did. No reader uses that any more.
 func indexedEventsRoot() *root {
 	r := example()
 	r.EventIndex = "p/idx/y"
 	return r
 }
 
-// trimmedRoot has rules of history that have let something go, and things that were forgotten, as roots may since there
-// are such.
+// trimmedRoot has trims by rules of history, and a count of forgotten things, as newer roots may.
 func trimmedRoot() *root {
 	r := example()
 	r.Trimmed, r.Forgets = []trim{{Prefix: "/secrets", Revision: 7}}, 2
 	return r
 }
 
-// pagedRoot has pages of its archive, and a run of two segments above the base, as roots may since there are such.
+// pagedRoot has pages of its archive, and a run of two segments above the base, as newer roots may.
 func pagedRoot() *root {
 	r := example()
 	r.Pages, r.Events[0].MinRevision = []page{{Key: "p/pages/1-3-x", MinRevision: 2, MaxRevision: 3}}, 4
@@ -85,7 +84,7 @@ func examplePage() []segmentRef {
 	return []segmentRef{first, second}
 }
 
-// authoredRecords are some of them as the log has them since events name their author.
+// authoredRecords are some of exampleRecords with authors, which newer events name.
 func authoredRecords() []*record {
 	records := exampleRecords()[:3]
 	records[0].Author = eventlog.Author{User: "ann", Agent: "kubectl/v1.36.3"}
@@ -136,7 +135,7 @@ func readFixture(t testing.TB, name string) []byte {
 	return b
 }
 
-// What a released version wrote is read for ever.
+// Files of released versions can be read for ever.
 func TestFixturesAreRead(t *testing.T) {
 	folder := filepath.Join("testdata", "v1")
 	if *update {
@@ -202,7 +201,7 @@ func TestEveryFlippedBitOfAFrameIsFound(t *testing.T) {
 	}
 }
 
-// What is whole and not known here is not called damaged: a newer program wrote it.
+// Intact bytes with an unknown meaning are not called damaged: a newer program wrote them.
 func TestWhatANewerLogplaneWrote(t *testing.T) {
 	frame := fixtures(t)["root"]
 	version := bytes.Clone(frame)
@@ -211,8 +210,8 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 	require.ErrorIs(t, err, ErrNewer)
 
 	body := bytes.Clone(frame[frameHeader:])
-	body[0]++                                                              // one pair more
-	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 99, 0))) // of the key 99
+	body[0]++                                                              // one more pair
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 99, 0))) // with the key 99
 	require.ErrorIs(t, err, ErrNewer)
 
 	e := exampleRecords()[0].keyEntry()
@@ -242,7 +241,7 @@ func TestWrongRootsAreRefused(t *testing.T) {
 	}
 }
 
-// resealFrame gives what is behind a frame's checksum a right one.
+// resealFrame puts a correct checksum before the body of a frame.
 func resealFrame(magic uint32, body []byte) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, magic)
 	b = binary.LittleEndian.AppendUint32(b, frameVersion)
@@ -250,7 +249,7 @@ func resealFrame(magic uint32, body []byte) []byte {
 	return append(b, body...)
 }
 
-// FuzzRoot recomputes the checksums, so that what is behind them is fuzzed: the CBOR, the inline rows, the footers.
+// FuzzRoot recomputes the checksums, so that it fuzzes the code behind them: the CBOR, the inline rows, the footers.
 func FuzzRoot(f *testing.F) {
 	f.Add(fixtures(f)["root"][frameHeader:])
 	f.Add(fixtures(f)["root-of-indexed-events"][frameHeader:])

@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// measured counts the bytes that are read of a bucket.
+// measured counts the bytes that are read from a bucket.
 type measured struct {
 	bucket.Bucket
 	bytes atomic.Int64
@@ -37,7 +37,7 @@ func (m *measured) GetRange(ctx context.Context, key string, offset, length int6
 // archived keeps all events, and makes no checkpoint after the first.
 func archived(c *Config) { c.InlineBytes, c.History = 1, 290*365*24*time.Hour }
 
-// expire commits, and lets all checkpointed and archived events be below the floor.
+// expire commits, and raises the floor above all checkpointed and archived events.
 func (c *cell) expire() {
 	c.t.Helper()
 	applied := c.commit()
@@ -47,15 +47,15 @@ func (c *cell) expire() {
 	require.Len(c.t, c.latest().snap.root.Checkpoints, 1)
 }
 
-// bulk is a value that no compression makes smaller.
+// bulk is a value that does not compress.
 func bulk(bytes int) string {
 	b := make([]byte, bytes)
 	_, _ = rand.Read(b)
 	return string(b)
 }
 
-// In a gap between checkpoints only the newest archived event of each key is kept, and every moment is exact all the
-// same, also when it is read by the view of a later one.
+// In a gap between checkpoints only the newest archived event of each key is kept in memory. Every moment is still
+// exact, even when it is read from the view of a later one.
 func TestAGapIsReadExactly(t *testing.T) {
 	c := newCell(t, archived)
 	states := []map[string]string{{}}
@@ -125,7 +125,7 @@ func TestAGapIsReadExactly(t *testing.T) {
 	require.ErrorIs(t, err, ErrFuture)
 }
 
-// Of many versions in a gap one is held, and what many keys have is bounded by the budget.
+// Of many versions of a key in a gap, only one is held. The budget bounds what many keys take together.
 func TestAGapIsReadWithinTheBudget(t *testing.T) {
 	const size, versions = 100 << 10, 40
 	config := func(c *Config) {
@@ -169,7 +169,7 @@ func TestAGapIsReadWithinTheBudget(t *testing.T) {
 }
 
 // A page of versions reads about what it returns, however many versions the key has: above the floor, in a checkpoint,
-// and in the archived events above it.
+// and in the archived events above the checkpoint.
 func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	const size, versions = 100 << 10, 80
 	c := newCell(t, archived)
@@ -177,7 +177,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	for range versions {
 		c.put("a", bulk(size))
 	}
-	first := c.commit() // and its checkpoint
+	first := c.commit() // the first commit makes a checkpoint
 	c.put("b", "x")
 	c.commit()
 	page := func(below Revision) (rows []Row, bytes int64) {
@@ -195,7 +195,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 		rows, bytes := page(newest + 1)
 		require.Len(t, rows, 2)
 		require.Equal(t, []Revision{newest, newest - 1}, []Revision{rows[0].Revision, rows[1].Revision})
-		require.Less(t, bytes, int64(versions/4*size)) // it reads ahead a little
+		require.Less(t, bytes, int64(versions/4*size)) // read-ahead takes a little more
 	}
 	check(first)
 	c.remove("a")
@@ -219,7 +219,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	require.Len(t, all, 2*versions+1)
 }
 
-// A range of events that is empty has none, wherever it lies.
+// An empty range has no events, wherever it lies.
 func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 	for _, inline := range []int{1, 1 << 20} {
 		c := newCell(t, archived, func(c *Config) { c.InlineBytes = inline })
@@ -254,7 +254,7 @@ func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 	}
 }
 
-// Times that no int64 of nanoseconds can say are before or after everything.
+// Times outside the range of int64 nanoseconds are before or after everything.
 func TestTimesBeyondTheClock(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "x")

@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// One checkpoint an hour for a day, and one a day for a month.
+// There is one checkpoint an hour for a day, and one a day for a month.
 func TestCheckpointsAreKeptByRule(t *testing.T) {
 	hour, day := int64(time.Hour), int64(24*time.Hour)
 	var marks []checkpoint
@@ -44,7 +44,7 @@ func TestCheckpointsAreKeptByRule(t *testing.T) {
 	require.Equal(t, "3", kept([]checkpoint{{Key: "3", Revision: 3}, {Key: "4", Revision: 4}}, 100*day, DefaultCheckpoints, []Revision{3})[0].Key)
 }
 
-// A wrong setting cannot throw an archive away at once, and none is kept unless wished.
+// A wrong setting cannot discard an archive at once, and there is no archive unless it is configured.
 func TestTheArchiveAgesByLogTime(t *testing.T) {
 	with := func(history, retention time.Duration) *Projection {
 		return &Projection{config: Config{History: history, Retention: retention}}
@@ -70,7 +70,7 @@ func TestTheArchiveAgesByLogTime(t *testing.T) {
 }
 
 // Every revision that a checkpoint, the segments above it or archived events cover is exact, and every other has
-// expired. That holds after compactions, collections and purges, with void events and barriers, for lists, point reads
+// expired. This holds after compactions, collections and purges, with void events and barriers, for lists, point reads
 // and times.
 func TestThePastIsExact(t *testing.T) {
 	quiet(t)
@@ -167,7 +167,7 @@ func TestThePastIsExact(t *testing.T) {
 	}
 }
 
-// requireVersions reads all versions of a key by pages, which are the history without what is void.
+// requireVersions reads all versions of a key in pages. They must be the history without void events.
 func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 	var want, got []Revision
 	for _, r := range history {
@@ -221,15 +221,16 @@ func TestVersionsHoldSomeMiB(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// Of small versions that lie far apart, what is returned holds only itself in memory, and not what was read with it.
+// Small versions that lie far apart are returned as copies: they do not keep the blocks that they were read from in
+// memory.
 func TestVersionsHoldThemselves(t *testing.T) {
 	const versions = 64
 	c := newCell(t, archived, func(c *Config) { c.Budget = cache.NewBudget(1 << 20) })
 	c.put("b", "")
-	c.commit() // and its checkpoint
+	c.commit() // the first commit makes a checkpoint
 	for range versions {
 		c.put("a", crand.Text())
-		noise := make([]byte, 60<<10) // with the version, a block
+		noise := make([]byte, 60<<10) // fills a block together with the version
 		_, _ = crand.Read(noise)
 		c.put("b", string(noise))
 	}
@@ -249,14 +250,14 @@ func TestVersionsHoldThemselves(t *testing.T) {
 	require.Less(t, with, without+1<<20)
 }
 
-// Where nothing names the version before, archived events are read some at a time: of an object that was gone for long,
-// and with bytes that are bounded too.
+// If nothing names the previous version, as for an object that was gone for long, archived events are read in bounded
+// steps. The bytes of a step are bounded too.
 func TestVersionsLookSomeEventsFar(t *testing.T) {
 	for name, size := range map[string]int{"many": 0, "large": 1 << 19} {
 		t.Run(name, func(t *testing.T) {
 			c := newCell(t, archived)
 			c.put("b", "")
-			c.commit() // and its checkpoint
+			c.commit() // the first commit makes a checkpoint
 			want := []Revision{c.put("a", "1")}
 			want = append([]Revision{c.remove("a")}, want...)
 			others := 3 * gapEvents
@@ -290,7 +291,7 @@ func TestVersionsLookSomeEventsFar(t *testing.T) {
 	}
 }
 
-// What a checkpoint pins is collected once no rule wants it any more.
+// Objects that a checkpoint pins are collected once no rule wants the checkpoint any more.
 func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	rules := []CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
 	config := func(c *Config) { c.InlineBytes, c.Checkpoints = 1, rules }
@@ -328,7 +329,7 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// What was before a fence can be read like what is after it: the archive goes on across the leap.
+// Moments before a fence can be read like those after it: the archive goes on across the leap.
 func TestThePastAcrossAFence(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		config := func(c *Config) { c.InlineBytes, c.History, c.Retention = inline, time.Hour, time.Minute }
@@ -350,7 +351,7 @@ func TestThePastAcrossAFence(t *testing.T) {
 		require.NoError(t, operator.Fence(c.ctx, plan))
 		c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
 		c.Projection = c.another(config)
-		c.latest() // a writer has a view, and by it the epoch
+		c.latest() // a writer has a view, which tells it the epoch
 		want[plan.To-1] = maps.Clone(now)
 		want[plan.To-1000] = maps.Clone(now)
 		for i := range 4 {

@@ -22,8 +22,8 @@ import (
 	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
 
-// layered is a cell whose snapshot is as commits and compactions leave it: layers of objects, by number, the first
-// being the base, every other a run above it.
+// layered is a cell with a snapshot as commits and compactions leave it. It has layers of objects, given by number. The
+// first layer is the base, and each other is a run above it.
 func layered(t testing.TB, layers ...[]int) *cell {
 	c := newCell(t)
 	for i := range layers {
@@ -52,7 +52,7 @@ func layered(t testing.TB, layers ...[]int) *cell {
 	return c
 }
 
-// reads is how many GETs f costs a projection that has read nothing yet. A second call of f costs none.
+// reads is how many GETs f costs a projection that has read nothing yet. A second call of f must cost none.
 func (c *cell) reads(f func(v *View)) int {
 	c.t.Helper()
 	counted := bucket.Count(c.bucket)
@@ -75,7 +75,7 @@ func (c *cell) gets(i int, want string) int {
 	})
 }
 
-// lists reads the namespace of 1,000 objects that has object i.
+// lists counts the namespace of 1,000 objects to which object i belongs.
 func (c *cell) lists(i, want int) int {
 	ns := fmt.Sprintf("main/pods/ns-%04d", i/1000)
 	return c.reads(func(v *View) {
@@ -92,7 +92,7 @@ func upTo(n, step int) (all []int) {
 	return all
 }
 
-// A few segments: their footers are in the root.
+// In a cell with few segments, the root has their footers.
 func TestRequestsOfASmallCell(t *testing.T) {
 	c := layered(t, upTo(2000, 1), []int{5, 1500}, []int{5})
 	require.Empty(t, c.latest().snap.root.Index)
@@ -102,7 +102,7 @@ func TestRequestsOfASmallCell(t *testing.T) {
 	require.Equal(t, 1+2, c.lists(1500, 1000), "root, two runs")
 }
 
-// A hundred thousand objects: root, idx, block.
+// With a hundred thousand objects, a get reads root, idx object and block.
 func TestRequestsOfAHundredThousandObjects(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a hundred thousand objects")
@@ -118,7 +118,7 @@ func TestRequestsOfAHundredThousandObjects(t *testing.T) {
 	require.LessOrEqual(t, c.lists(1500, 1000), 4, "after a compaction")
 }
 
-// A million: the base keeps its footers itself.
+// With a million objects, the base keeps its footers in its segments.
 func TestRequestsOfAMillionObjects(t *testing.T) {
 	if testing.Short() || eventlogtest.Slowdown > 1 {
 		t.Skip("a million objects")
@@ -149,8 +149,7 @@ func TestBloomFiltersAreRight(t *testing.T) {
 	require.Less(t, counted.Counts().GetRange, int64(2*n/100))
 }
 
-// The footers of spills go into the root; an idx object is written once for many, and again by what a compaction
-// leaves.
+// The footers of spills go into the root. One idx object serves many spills; compactions cause new ones.
 func TestFootersOfSpills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")
@@ -193,7 +192,7 @@ func TestFootersOfSpills(t *testing.T) {
 	}
 }
 
-// A process that has read a snapshot reads only what a commit added: nothing for its footers.
+// A process that has read a snapshot reads only what a commit added, and no footers.
 func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")
@@ -221,7 +220,7 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	}
 }
 
-// A compaction is not thrown away because garbage was collected meanwhile. Its outputs are written again, under names
+// A compaction is not discarded because garbage was collected meanwhile. Its outputs are written again, under names
 // that no earlier collection knew.
 func TestACompactionOutlivesACollection(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
@@ -241,7 +240,7 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 	c.require(want)
 }
 
-// An idx object whose writing failed, but came about, is deleted again, whose draft it may be.
+// An idx object whose write failed, but took effect, is deleted again, whichever draft it belongs to.
 func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	m := c.latest().choose()
@@ -268,7 +267,7 @@ func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
 	c.require(want)
 }
 
-// A flipped bit anywhere in an idx object is detected.
+// A flipped bit in an idx object is detected.
 func TestEveryFlippedBitOfAnIndexIsFound(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	body, _, err := c.bucket.Get(c.ctx, c.latest().snap.root.Index)
@@ -293,7 +292,7 @@ func (d damaging) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return b, etag, err
 }
 
-// losing has no idx object.
+// losing has no idx objects.
 type losing struct{ bucket.Bucket }
 
 func (l losing) Get(ctx context.Context, key string) ([]byte, string, error) {
@@ -303,8 +302,8 @@ func (l losing) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return l.Bucket.Get(ctx, key)
 }
 
-// An idx object that is lost or damaged is reported, and costs the requests that it would have saved. Nothing else
-// depends on it.
+// A lost or damaged idx object is reported, and costs the requests that it would have saved. Nothing else depends on
+// it.
 func TestALostIndex(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	require.NotEmpty(t, c.latest().snap.root.Index)
@@ -321,7 +320,7 @@ func TestALostIndex(t *testing.T) {
 			require.LessOrEqual(t, counted.Counts().GetRange, int64(3), "a footer, a block, and no more the %d. time", i)
 			require.LessOrEqual(t, counted.Counts().Get, int64(4), "the root and the idx object, twice at most")
 		}
-		found := false // among what the check says of a cell that no commits have made
+		found := false // the check also reports other problems, because no commits made this cell
 		_, err := p.Verify(c.ctx, func(problem error) {
 			found = found || strings.Contains(problem.Error(), c.latest().snap.root.Index)
 		})
@@ -330,7 +329,7 @@ func TestALostIndex(t *testing.T) {
 	}
 }
 
-// versioned is a cell whose object 'a' was changed with each of so many commits. Each of them has spilled to segments,
+// versioned is a cell whose object 'a' was changed by each of this many commits. Each commit has spilled to segments,
 // and all are below the floor.
 func versioned(t *testing.T, commits int, change ...func(*Projection)) *cell {
 	c := newCell(t, archived)
@@ -357,11 +356,11 @@ func (c *cell) compactAll() {
 	}
 }
 
-// besides is what the versions of 'a' cost besides one request for each event segment: the root, the idx object, the
-// checkpoint where the archive begins, and a block of each run.
+// besides is how many requests the versions of 'a' cost besides one for each event segment: for the root, the idx
+// object, the checkpoint where the archive begins, and a block of each run.
 func (c *cell) besides() int { return 3 + len(c.latest().snap.runs) }
 
-// versionsOf reads all versions of 'a' as a process that knows nothing, and says what that has cost.
+// versionsOf reads all versions of 'a' as a new process, and returns how many requests that cost.
 func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 	c.t.Helper()
 	counted := bucket.Count(b)
@@ -375,8 +374,8 @@ func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 	return values, int(counted.Counts().Get + counted.Counts().GetRange)
 }
 
-// An old version costs one request: an event segment of usual size is read whole, also one that was joined. Of a larger
-// one, the footer is read and then a block.
+// An old version costs one request: an event segment of usual size is read whole, also a joined one. For a larger one,
+// the footer is read and then a block.
 func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	const commits = 60
 	want := make([]string, commits)
@@ -388,7 +387,7 @@ func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	require.Equal(t, want, got)
 	require.LessOrEqual(t, requests, commits+c.besides())
 
-	c.manyEvents = joinAtLeast // and none go to a page, which would cost a request
+	c.manyEvents = joinAtLeast // none go to a page, which would cost a request
 	c.compactAll()
 	got, requests = c.versionsOf(c.bucket)
 	require.Equal(t, want, got)
@@ -399,7 +398,7 @@ func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	requireClean(t, c.another(archived))
 }
 
-// A large event segment is not read whole for an event of it.
+// A large event segment is not read whole for one of its events.
 func TestALargeEventSegmentIsNotReadWhole(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "old")
@@ -422,7 +421,7 @@ func TestALargeEventSegmentIsNotReadWhole(t *testing.T) {
 	require.EqualValues(t, 2, counted.Counts().GetRange-before.GetRange, "a footer and a block")
 }
 
-// The same on the other buckets.
+// The same holds on the other buckets.
 func TestAnOldVersionOnOtherBuckets(t *testing.T) {
 	folder, err := filesystem.Open(t.TempDir())
 	require.NoError(t, err)

@@ -10,9 +10,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// An event that no server has whole stops every reader. A fence gives it up with what came after it, and keeps what
-// came before, also what no root has yet. A recovery helps where the root is lost, too, whether the log reaches back to
-// the checkpoint or not; then a fence may have to follow. Each of the two helps where it is said to.
+// An event that no server has whole stops every reader. A fence gives up this event and all later ones, and keeps all
+// earlier ones, even if no root has them yet. If the root is lost too, a recovery helps, whether or not the log reaches
+// back to the checkpoint; then a fence may have to follow. Each of the two helps where the error says so.
 func TestAnEventThatIsLostIsFenced(t *testing.T) {
 	lost := nats.Header{"Logplane-Checksum": {"0"}}
 	for name, ruined := range map[string]func(*cell){

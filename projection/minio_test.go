@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 )
 
-// minioBucket is a bucket on a MinIO of the test's own.
+// minioBucket is a bucket on the test's own MinIO.
 func minioBucket(t *testing.T) bucket.Bucket {
 	t.Helper()
 	server := miniotest.Start(t)

@@ -22,8 +22,8 @@ import (
 
 // model is the fold of invariant 13 in its plainest form: the whole state at every revision.
 type model struct {
-	revisions []Revision          // of the events; others are of barriers
-	states    []map[string]string // after each of them, the first before all
+	revisions []Revision          // of the events; all other revisions are barriers
+	states    []map[string]string // after each of the events; the first is the state before all
 	live      map[string]Revision
 	last      map[string]Revision // the newest event of a key, void ones included
 	events    map[Revision]string // the valid ones
@@ -67,16 +67,16 @@ func (m *model) after(rev Revision) iter.Seq2[Revision, string] {
 	}
 }
 
-// random drives a cell and a model with the same random writes, many of them wrong.
+// random drives a cell and a model with the same random writes, many of which are wrong.
 type random struct {
 	*cell
 	*rand.Rand
 	model *model
 	names []string
 	head  Revision
-	since map[bool]int // how often it was known what had changed since a revision, and how often not
-	pad   int          // bytes behind every value
-	// prefix of an object's storage path, that of Pods by default.
+	since map[bool]int // how often it was known (true) or not (false) what had changed since a revision
+	pad   int          // bytes of padding after every value
+	// prefix is the prefix of an object's storage path; by default that of Pods.
 	prefix func(name string) string
 	left   int // how many rows selections have left out
 	bare   int // how many rows of outlines had no value
@@ -98,8 +98,8 @@ func (r *random) key(name string) eventlog.Key {
 	return key
 }
 
-// live appends some events and commits, so many times, with a pause in which the log's clock goes on. Each is called
-// before the pause.
+// live runs this many rounds. In each it appends some events, commits, and calls each. Then it pauses, so that the
+// log's clock advances.
 func (r *random) live(rounds int, pause time.Duration, each func(i int)) {
 	for i := range rounds {
 		for range 1 + r.IntN(6) {
@@ -128,17 +128,17 @@ func (r *random) step() {
 		w.Op = eventlog.Modified
 	}
 	switch wrong := r.IntN(20); {
-	case wrong == 0: // a create of what exists, or a base that is not live
+	case wrong == 0: // a create of an object that exists; the next case: a base that is not live
 		w.Op, w.Base = eventlog.Added, 0
 	case wrong == 1 && r.head > 0:
 		w.Op, w.Base = eventlog.Modified, Revision(1+r.IntN(int(r.head)))
 		if w.Base == w.Precondition && w.Base != r.model.live[name] {
-			return // no writer takes a void event or a tombstone for live
+			return // no writer considers a void event or a tombstone live
 		}
 	}
 	r.n++
 	var err error
-	for range 5 { // a purge between the question and the write is a conflict
+	for range 5 { // a purge between the question and the write causes a conflict
 		var bounds eventlog.Bounds
 		bounds, err = r.log.Head(r.ctx)
 		require.NoError(r.t, err)
@@ -162,7 +162,7 @@ func (r *random) check(ctx context.Context, p *Projection, rng *rand.Rand) {
 	require.NoError(r.t, err)
 	r.checkView(ctx, v, rng)
 	for checked := false; !checked; {
-		floor := p.Current().Floor() // which is newer if a segment of the view was collected
+		floor := p.Current().Floor() // it may have risen if a segment of the view was collected
 		after := floor + Revision(rng.IntN(int(v.Revision()-floor)+1))
 		upto := after + Revision(rng.IntN(int(v.Revision()-after)+1))
 		checked = r.checkEvents(ctx, p, after, upto)
@@ -196,7 +196,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 			return n
 		}
 		require.Equal(r.t, inside(want), n)
-		since := at * 2654435761 % (v.Revision() + 1) // any, and below the floor, too: then it is of no use
+		since := at * 2654435761 % (v.Revision() + 1) // any revision, also below the floor, where it is not used
 		n, err = v.CountFrom(ctx, Keys{from.RowKey(), to.RowKey()}, at, inside(r.model.at(since)), since)
 		require.NoError(r.t, err)
 		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
@@ -206,7 +206,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 	}
 }
 
-// checkOutline checks that an outline has the rows of a scan, and nothing else but values in them, or none.
+// checkOutline checks that an outline has the rows of a scan, each with the same value or none.
 func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
 	var rows []Row
 	for row, err := range v.Scan(ctx, "", "", at) {
@@ -231,13 +231,13 @@ func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
 	require.Len(r.t, rows, n)
 }
 
-// numbered is the fact of a value, false if it is one of those whose facts nobody can tell.
+// numbered is the fact of a value; false for some values, whose facts nobody can tell.
 func numbered(value string) (f Fact, ok bool) {
 	n, _ := strconv.Atoi(strings.TrimLeft(strings.Fields(value)[0], "v"))
 	return Fact(n % 4), n%31 != 0
 }
 
-// checkSelection checks that a selection has every row that is wanted, and no row that is not there.
+// checkSelection checks that a selection has every wanted row, and no row that does not exist.
 func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want map[string]string, rng *rand.Rand) {
 	either, or := Fact(rng.IntN(4)), Fact(rng.IntN(4))
 	selection := &Selection{Kind: "numbers", Demands: [][]Fact{{either, or}}, Facts: func(rows iter.Seq[Row]) (all []Fact, ok bool) {
@@ -266,8 +266,8 @@ func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want 
 	r.left += len(want) - len(got)
 }
 
-// checkSince checks that every difference between a revision and the view is named by an event since that revision. A
-// view knows at least all events of its tail.
+// checkSince checks that an event since the revision names each difference between the revision and the view. A view
+// knows at least all events of its tail.
 func (r *random) checkSince(v *View, after Revision) (known bool) {
 	seen := map[string]bool{}
 	known = v.Since(after, func(key string) { seen[key] = true })
@@ -287,7 +287,7 @@ func (r *random) checkSince(v *View, after Revision) (known bool) {
 	return true
 }
 
-// checkEvents is false if it finds that a segment was collected, and that the floor has passed the revision since.
+// checkEvents returns false if a segment was collected and the floor has passed the revision after since.
 func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Revision) bool {
 	var got, want []string
 	for e, err := range p.events(ctx, Keys{}, after, upto) {
@@ -338,9 +338,9 @@ func (r *random) checkPreconditions(ctx context.Context, v *View) {
 	}
 }
 
-// Random histories, void events and barriers included, are read as the model says at every revision between floor and
-// head (invariants 2, 3, 11, 13), by warm and by cold projections, whoever commits, compacts, collects, purges and
-// raises the floor.
+// Warm and cold projections read random histories, void events and barriers included, as the model says, at every
+// revision between floor and head (invariants 2, 3, 11, 13), whoever commits, compacts, collects, purges and raises the
+// floor.
 func TestRandomHistories(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -348,7 +348,7 @@ func TestRandomHistories(t *testing.T) {
 			t.Parallel()
 			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
 			r := newRandom(newCell(t, small), seed, 25)
-			r.pad = []int{40_000, 0}[seed%2] // then two versions fill a block
+			r.pad = []int{40_000, 0}[seed%2] // with padding, two versions fill a block
 			cold := func() *Projection { return r.over(lax{r.bucket}, small) }
 			projections := []*Projection{cold(), cold(), cold()}
 			for i := range 100 {
@@ -379,7 +379,7 @@ func TestRandomHistories(t *testing.T) {
 	}
 }
 
-// The same holds if runs of every level are cut into small parts, and the versions of a key lie in several of them.
+// The same holds if runs of every level are cut into small parts, and several parts have versions of one key.
 func TestRandomHistoriesOfSmallParts(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -394,7 +394,7 @@ func TestRandomHistoriesOfSmallParts(t *testing.T) {
 				return p
 			}
 			p, back := cold(), Revision(0)
-			spanning := map[bool]int{} // by whether it is the base
+			spanning := map[bool]int{} // by whether the run is the base
 			for i := range 90 {
 				for range 1 + r.IntN(6) {
 					r.step()
@@ -410,7 +410,7 @@ func TestRandomHistoriesOfSmallParts(t *testing.T) {
 				}
 				v := p.Current()
 				m := &merge{inputs: v.snap.runs, level: baseLevel, floor: v.Floor(), generation: v.snap.root.Generation}
-				if i%9 > 0 { // only those above the base
+				if i%9 > 0 { // only the runs above the base
 					m.inputs, _ = splitBase(m.inputs)
 					m.level--
 				}
@@ -449,7 +449,7 @@ func TestRandomHistoriesOfSmallParts(t *testing.T) {
 	}
 }
 
-// seeds is how many histories a test has: fewer of them in a short run.
+// seeds is how many histories a test has; one in a short run.
 func seeds(n uint64) uint64 {
 	if testing.Short() {
 		return 1
@@ -457,7 +457,7 @@ func seeds(n uint64) uint64 {
 	return n
 }
 
-// tend does one thing that a projector does.
+// tend does one of the things that a projector does.
 func (r *random) tend(p *Projection) {
 	var err error
 	switch r.IntN(5) {
@@ -478,7 +478,7 @@ func (r *random) tend(p *Projection) {
 	require.NoError(r.t, err)
 }
 
-// Whatever bucket requests fail, or fail but persisted, commits go on and reads stay right (invariants 6 and 7).
+// Whichever bucket requests fail, or fail but persist, commits go on and reads stay right (invariants 6 and 7).
 func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long histories")
@@ -499,7 +499,7 @@ func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 				r.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
 					return []memory.Fault{memory.Fails, memory.FailsButPersisted, memory.Works, memory.Works, memory.Works, memory.Works}[faults.IntN(6)]
 				})
-				_, _ = p.Commit(r.ctx) // right or not, nothing may be lost
+				_, _ = p.Commit(r.ctx) // whether or not it fails, nothing may be lost
 				_, _ = p.Compact(r.ctx)
 				_, _ = p.Collect(r.ctx, 0)
 				r.bucket.Inject(nil)
