@@ -16,7 +16,7 @@ func leaseKey(name string) eventlog.Key {
 	return eventlog.Key{Cluster: "main", Resource: "leases", Prefix: "/leases", Namespace: "ns", Name: name}
 }
 
-// putKey is put of any key.
+// putKey is put for any key.
 func (c *cell) putKey(key eventlog.Key, value string) Revision {
 	w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(value)}
 	last := c.last[key.Name]
@@ -27,8 +27,8 @@ func (c *cell) putKey(key eventlog.Key, value string) Revision {
 	return c.write(w)
 }
 
-// trimmable is a cell with a lease at two revisions that only archived events have, between two checkpoints. The
-// lease's past is to go by a rule.
+// trimmable is a cell with a lease at two revisions that only archived events have, between two checkpoints. A rule
+// lets the lease's past go.
 func trimmable(t *testing.T) (c *cell, config func(*Config), made, changed Revision) {
 	config = func(c *Config) {
 		c.InlineBytes, c.History = 1, 290*365*24*time.Hour
@@ -60,9 +60,9 @@ func (c *cell) trimAndCollect() {
 	require.NoError(c.t, err)
 }
 
-// A rule of history is carried out, and what it let go is collected, while a moment is read that it lets go: by a
-// process that met the moment before, and by one that only has an older root at hand. Each read either gives what was
-// true, or says that the past is gone; none takes one half from the old root and the other from the new one.
+// A rule of history is carried out, and the old objects are collected, while a moment is read that the rule lets go.
+// One reader has the moment's view from before, and one has only an older root. Each read either returns what was true,
+// or says that the past is gone. No read combines parts of the old and the new root.
 func TestAMomentIsOfOneRoot(t *testing.T) {
 	lease := leaseKey("lease").RowKey()
 	reads := map[string]func(c *cell, p *Projection, past *View, made, changed Revision) error{
@@ -134,7 +134,7 @@ func TestAMomentIsOfOneRoot(t *testing.T) {
 	}
 }
 
-// A moment that a checkpoint had is read from what the newest root has of it, if the checkpoint has gone since.
+// If a checkpoint has gone since, a moment that was read from it is read from the newest root.
 func TestAMomentIsFoundInTheNewestRoot(t *testing.T) {
 	config := func(c *Config) { c.InlineBytes, c.History = 1, 290*365*24*time.Hour }
 	c := newCell(t, config)
@@ -166,7 +166,7 @@ func TestAMomentIsFoundInTheNewestRoot(t *testing.T) {
 	require.Equal(t, "2", string(row.Value))
 }
 
-// beforeARange does something once, before the first read of a segment of a kind.
+// beforeARange does something once, before the first read of a segment whose key contains 'of'.
 type beforeARange struct {
 	lax
 	of string
@@ -181,8 +181,8 @@ func (b *beforeARange) GetRange(ctx context.Context, key string, offset, length 
 	return b.lax.GetRange(ctx, key, offset, length)
 }
 
-// A restore within one bucket, under which a rule is carried out, has all objects of the moment, or names what it
-// lacks.
+// If a rule is carried out during a restore within one bucket, the new cell has all objects of the moment, or the
+// restore names what is missing.
 func TestARestoreIsOfOneRoot(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, 290*365*24*time.Hour
@@ -195,7 +195,7 @@ func TestARestoreIsOfOneRoot(t *testing.T) {
 	c.put("pod", "1")
 	c.commit()
 	c.put("pod", "2")
-	at := c.put("pod", "3") // no checkpoint is here, but the next one reaches back to it
+	at := c.put("pod", "3") // has no checkpoint, but the next one reaches back to it
 	c.put("pod", "4")
 	c.commit()
 	c.put("pod", "5")

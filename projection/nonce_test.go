@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// loseOneSwap lets the next swap of the root fail. Its author cannot know whether it was done. It was not.
+// loseOneSwap makes the next swap of the root fail without effect. Its author cannot know whether it took effect.
 func (c *cell) loseOneSwap() {
 	lost := false
 	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
@@ -22,14 +22,14 @@ func (c *cell) loseOneSwap() {
 	})
 }
 
-// newest is the root that the bucket has.
+// newest is the root in the bucket.
 func (c *cell) newest() *root {
 	now, err := c.rootNow(c.ctx)
 	require.NoError(c.t, err)
 	return now.root
 }
 
-// The nonce tells the outcome of a swap that was not answered. What there is to do is done. It is not taken for done
+// The nonce tells the outcome of a swap that was not answered. The work is done in the end, and is not taken for done
 // because some other root is there.
 func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	for name, do := range map[string]func(c *cell){
@@ -72,7 +72,7 @@ func TestALostSwapIsNotTakenForWon(t *testing.T) {
 }
 
 // A collector must not take a lost swap for a won one. Otherwise it would delete the segments of a commit in flight,
-// whose swap can still succeed: the root would then name what is gone (invariant 7).
+// whose swap can still succeed. The root would then name missing objects (invariant 7).
 func TestALostSwapDeletesNothing(t *testing.T) {
 	commitDuring(t, func(c *cell, other *Projection) {
 		c.loseOneSwap()
@@ -81,7 +81,7 @@ func TestALostSwapDeletesNothing(t *testing.T) {
 	})
 }
 
-// A draft that breaks what every root promises is not written. It is made only once, because another draft of the same
+// A draft that breaks a promise of every root is not written. It is made only once, because another draft of the same
 // root would break the same promise.
 func TestAWrongRootIsNotWritten(t *testing.T) {
 	c := newCell(t)
@@ -99,7 +99,7 @@ func TestAWrongRootIsNotWritten(t *testing.T) {
 	require.Equal(t, before, c.newest())
 }
 
-// roots keeps what was to become the root.
+// roots remembers the hashes of all bodies that were to become the root.
 type roots struct {
 	lax
 	bodies map[[32]byte]bool
@@ -110,8 +110,8 @@ func (b roots) Replace(ctx context.Context, key string, body []byte, etag string
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// Two projectors that fold the same events onto the same root write different roots. If the roots were equal, then on a
-// server whose ETags are hashes both projectors would believe that they have won.
+// Two projectors that fold the same events onto the same root write different roots. If the roots were equal, both
+// projectors would believe that they have won, on a server whose ETags are hashes.
 func TestEveryRootIsDifferent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

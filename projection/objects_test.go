@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// stocked is a cell whose bucket has every kind of object, and what its newest state is.
+// stocked is a cell whose bucket has every kind of object. It also returns the cell's newest state.
 func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -30,14 +30,14 @@ func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	moved, err := c.pageEvents(c.ctx, c.latest())
 	require.NoError(t, err)
 	require.True(t, moved)
-	require.NoError(t, c.flatten(c.ctx)) // so that checkpoints name segments which the root does not
+	require.NoError(t, c.flatten(c.ctx)) // so that checkpoints name segments that the root does not
 	last := c.put("tail", "x")
 	want["tail"] = fmt.Sprint("x@", last)
 	return c, config, want
 }
 
 // TestEveryObjectOfTheBucket is the table of docs/operations.md: what happens to a cell when an object of its bucket is
-// damaged, lost, or replaced by another one of its kind (of the root: an earlier one), and what helps.
+// damaged, lost, or replaced by another of its kind (the root: by an earlier one), and what helps.
 func TestEveryObjectOfTheBucket(t *testing.T) {
 	newest := func(keys []string) string { return keys[len(keys)-1] }
 	named := func(refs []segmentRef) string { return refs[len(refs)-1].Key }
@@ -48,21 +48,22 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		"events": func(c *cell) string { return named(c.newest().Events) },
 		"pages":  func(c *cell) string { return c.newest().Pages[0].Key },
 		"idx":    func(c *cell) string { return c.newest().Index },
-		"seg/0":  func(c *cell) string { return c.named("seg/0/")[0] }, // which checkpoints alone name
+		"seg/0":  func(c *cell) string { return c.named("seg/0/")[0] }, // only checkpoints name it
 	}
 	const itself = "KEY" // stands for the object's key
 	for _, row := range []struct {
 		kind, how string
-		// read, follow, past, commit and fsck are what a read of the newest state says, one of the events from the
-		// floor on, of the first revision, a commit, and fsck; empty if all is well. KEY is the object's key.
+		// read, follow, past, commit and fsck are the expected errors, empty if all is well: of a read of the newest
+		// state, of the events from the floor on, of a read of the first revision, of a commit, and of fsck. KEY is the
+		// object's key.
 		read, follow, past, commit, fsck string
-		// helps is what makes all well again: 'recover', to 'drop' a checkpoint, a 'collection', a 'copy' of what was
-		// there, or nothing.
+		// helps is the remedy: 'recover', 'drop' for dropping a checkpoint, a 'collection', a 'copy' of the old object,
+		// or nothing.
 		helps string
 	}{
 		{"root", "damaged", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
 		{"root", "lost", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
-		{"root", "another", "", "", "", "", "", ""}, // the log has what it lacks
+		{"root", "another", "", "", "", "", "", ""}, // the log has the missing events
 		{"ckpt", "damaged", "", "", itself, "", itself, "drop"},
 		{"ckpt", "lost", "", "", itself, "", itself, "collection"},
 		{"ckpt", "another", "", "", itself, "", itself, "drop"},
@@ -81,7 +82,7 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		{"pages", "another", "", "", "", "", itself, "copy"},
 		{"idx", "damaged", "", "", "", "", itself, "copy"},
 		{"idx", "lost", "", "", "", "", itself, "copy"},
-		{"idx", "another", "", "", "", "", "", ""}, // what it lacks is read from the segments
+		{"idx", "another", "", "", "", "", "", ""}, // missing footers are read from the segments
 	} {
 		t.Run(row.kind+" "+row.how, func(t *testing.T) {
 			c, config, want := stocked(t)
@@ -107,7 +108,7 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 				}
 				_, err = c.bucket.Replace(c.ctx, key, other, etag)
 				require.NoError(t, err)
-			case "another cell's": // of the same revision
+			case "another cell's": // with the same revision
 				_, err = c.bucket.Replace(c.ctx, key, other(t, pick[row.kind]), etag)
 				require.NoError(t, err)
 			}
@@ -191,8 +192,8 @@ func other(t *testing.T, pick func(*cell) string) []byte {
 	return body
 }
 
-// The root is lost, and the checkpoint is another cell's, of the same revision. It is passed by, so that the log, which
-// is our own, is not given up for it.
+// The root is lost, and the checkpoint is another cell's, of the same revision. Recover does not use it, so that our
+// own log is not given up for it.
 func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	config := hourly(1 << 20)
 	start := func(value string) (*cell, Revision, string) {
@@ -219,7 +220,7 @@ func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
 }
 
-// Another cell's checkpoint lies beside our own, and is the newer one. The bucket's own events contradict it.
+// Another cell's checkpoint lies beside our own, and is newer. The bucket's own events contradict it.
 func TestRecoverPassesByWhatEventsContradict(t *testing.T) {
 	config := hourly(1)
 	c, theirs := ruin(t, config), ruin(t, hourly(1<<20))
@@ -245,7 +246,7 @@ func TestRecoverPassesByWhatEventsContradict(t *testing.T) {
 	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
 }
 
-// orNil is an error that can be wrapped.
+// orNil returns an error that can be wrapped, even if err is nil.
 func orNil(err error) error {
 	if err == nil {
 		return fmt.Errorf("the first problem")
@@ -253,7 +254,7 @@ func orNil(err error) error {
 	return err
 }
 
-// What a crash has left of a probe harms nobody, and fsck counts it as foreign.
+// Objects that a crashed probe has left do no harm, and fsck counts them as foreign.
 func TestAProbeThatIsLeftIsForeign(t *testing.T) {
 	c, config, want := stocked(t)
 	_, err := c.bucket.Create(c.ctx, "logplane/probe/X", []byte("1"))
@@ -268,7 +269,7 @@ func TestAProbeThatIsLeftIsForeign(t *testing.T) {
 	c.requireState(want)
 }
 
-// A segment that the root names is lost. A checkpoint that does without it, and what follows that, make a new root.
+// A segment that the root names is lost. A checkpoint that does not name it, with the later events, makes a new root.
 func TestRecoverRoundALostSegment(t *testing.T) {
 	c, config, want := stocked(t)
 	lost := c.newest().Segments

@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// slowRoot does something once between the bucket's answer to a read of the root and its arrival.
+// slowRoot does something once, after the bucket has answered a read of the root and before the answer arrives.
 type slowRoot struct {
 	lax
 	do func()
@@ -27,8 +27,8 @@ func (b *slowRoot) Get(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, err
 }
 
-// A root that was read before a commit and arrives after it does not replace the commit's root. Otherwise what the
-// commit applied would be in no view any more.
+// A root that was read before a commit and arrives after it does not replace the commit's root. Otherwise no view would
+// have what the commit applied.
 func TestAnOlderRootArrivesLate(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &slowRoot{lax: lax{c.bucket}}
@@ -40,7 +40,7 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 		_, err := p.Commit(c.ctx)
 		require.NoError(t, err)
 	}
-	_, err = p.Collect(c.ctx, 0) // it reads the root while a commit runs beside it
+	_, err = p.Collect(c.ctx, 0) // it reads the root while a commit runs
 	require.NoError(t, err)
 	require.Nil(t, slow.do)
 	v, err := p.Latest(c.ctx)
@@ -51,7 +51,7 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// overtaken is a cell, a reader that is behind, and the reader's view. Since then the floor has come up to the view's
+// overtaken is a cell, a reader that is behind, and the reader's view. Since then the floor has risen to the view's
 // revision, and the segments that the view names were collected.
 func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	t.Helper()
@@ -70,7 +70,7 @@ func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	return c, behind, v
 }
 
-// A compaction whose inputs another projector has compacted and collected ends, and is no error.
+// If another projector has compacted and collected a compaction's inputs, the compaction ends without an error.
 func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	c, behind, _ := overtaken(t)
 	merged, err := behind.Compact(c.ctx)
@@ -80,7 +80,7 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, c.latest().snap.root.Segments, v.snap.root.Segments)
 
-	// A segment that the newest root names and that is not there is lost, and that is an error.
+	// A segment that the newest root names, but that is not in the bucket, is lost. That is an error.
 	for range runsPerLevel {
 		c.put("b", "b")
 		c.commit()
@@ -91,7 +91,7 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 }
 
 // A reader whose segments were collected goes on with a newer root, but only at a revision that this root still has.
-// Below its floor not everything is there.
+// Below its floor it is incomplete.
 func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	c, behind, v := overtaken(t)
 	head := v.Revision()
@@ -104,21 +104,21 @@ func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	require.Equal(t, map[string]string{"a": fmt.Sprintf("%d@%d", runsPerLevel-1, head)}, got)
 }
 
-// The same for a scan, which has its own way to go on.
+// The same holds for a scan, which has its own way to go on.
 func TestAScanIsOvertakenByTheFloor(t *testing.T) {
 	c, _, v := overtaken(t)
 	_, err := state(c.ctx, v, v.Revision()-1)
 	require.ErrorIs(t, err, ErrExpired, "a scan below the new floor")
 }
 
-// All events below the floor are refused, even if a segment that reaches above the floor still has them. Another
-// process does not have them, nor does this one after its next commit.
+// Events below the floor are refused, even if a segment that reaches above the floor still has them. Another process
+// would not have them, nor would this one after its next commit.
 func TestEventsBelowTheFloor(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 4 {
 		c.put("a", fmt.Sprint(i))
 	}
-	head := c.commit() // one segment has all of them
+	head := c.commit() // one segment has all events
 	floor := head - 2
 	require.NoError(t, c.Retain(c.ctx, floor, 0))
 	read := func(after Revision) (got []Revision, err error) {
@@ -141,8 +141,8 @@ func TestEventsBelowTheFloor(t *testing.T) {
 	require.NoError(t, c.log.Tail(c.ctx, 0, head, func(eventlog.Event) error { return nil }), "the log still has all of them")
 }
 
-// What a reader was about to read from the log may be committed and purged first. Then it is in a newer root. The
-// reader must read that root, although the log has no newer head that would tell it to.
+// Events that a reader is about to read from the log may be committed and purged first. Then a newer root has them. The
+// reader must read that root, although no newer head of the log suggests it.
 func TestAPurgeBetweenHeadAndTail(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -193,8 +193,8 @@ func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	}
 }
 
-// If the segment of a scan is collected meanwhile, the scan goes on behind its last row, with a newer root. No row is
-// left out, and none comes twice.
+// If the segment of a scan is collected meanwhile, the scan continues after its last row, with a newer root. No row is
+// missing or repeated.
 func TestAScanGoesOnOverACollection(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	var want, got []string
@@ -219,8 +219,8 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
 }
 
-// Two projectors each swap the same root for their own. The loser must not take the winner's root for its own. It has
-// the same serial, but not what the loser has folded.
+// Two projectors each swap the same root for their own. The loser must not take the winner's root for its own: it has
+// the same serial, but not the events that the loser has folded.
 func TestASwapIsWonByItsNonceAlone(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &between{lax: lax{c.bucket}, do: func() { require.NoError(t, c.Retain(c.ctx, 1, 0)) }}

@@ -13,15 +13,15 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// What a root has of an archive does not grow with it: 10 GB, or 100 GB, of events in segments of 8 MiB cost a root,
-// and with it each commit, some kilobytes, and a checkpoint nothing.
+// A root does not grow with its archive: 10 GB, or 100 GB, of events in segments of 8 MiB cost a root, and so each
+// commit, some kilobytes, and a checkpoint nothing.
 func TestRootsOfLargeArchives(t *testing.T) {
 	size := func(gigabytes int) (inRoot, inCheckpoint, pages int) {
 		c := newCell(t)
 		c.put("a", "x")
 		c.commit()
 		next := c.latest().snap.draft()
-		const each = 1000 // revisions of a segment
+		const each = 1000 // revisions in a segment
 		for n := range gigabytes << 30 / joinedBytes {
 			first := Revision(n*each + 1)
 			next.Events = append(next.Events, segmentRef{Key: c.segmentKey("events", first, first+each-1), Size: joinedBytes, Footer: 24 << 10, Rows: each,
@@ -69,8 +69,8 @@ func TestRootsOfLargeArchives(t *testing.T) {
 	}
 }
 
-// The archive is read through its pages like from the root: each moment, each history. What history has let go is
-// garbage, also if it is in the middle of a page, and a page of which nothing is left.
+// The archive is read through its pages as from the root: each moment, each history. Events that History no longer
+// keeps are garbage, even in the middle of a page. So is a page of which nothing is kept.
 func TestArchiveOfPages(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -118,7 +118,7 @@ func TestArchiveOfPages(t *testing.T) {
 		require.Len(t, events, int(all-from))
 		history, err := p.History(c.ctx, key)
 		require.NoError(t, err)
-		history = slices.DeleteFunc(history, func(row Row) bool { return row.Revision < from-3 }) // rows that compaction has left
+		history = slices.DeleteFunc(history, func(row Row) bool { return row.Revision < from-3 }) // not yet compacted away
 		versions, _, err := p.Versions(c.ctx, key, ^Revision(0), len(history), nil)
 		require.NoError(t, err)
 		require.Equal(t, revisionsOf(history), revisionsOf(versions))
@@ -147,7 +147,7 @@ func TestArchiveOfPages(t *testing.T) {
 	require.Equal(t, 4, objects("pages"))
 }
 
-// A page that is lost or damaged is reported. What it may name is not taken for garbage.
+// A lost or damaged page is reported. The objects that it may name are not taken for garbage.
 func TestLostPages(t *testing.T) {
 	config := func(c *Config) { c.InlineBytes, c.History = 1, time.Hour }
 	c := newCell(t, config)
@@ -162,7 +162,7 @@ func TestLostPages(t *testing.T) {
 	require.Len(t, pages, 2)
 	_, err := c.Collect(c.ctx, 0)
 	require.NoError(t, err)
-	requireClean(t, c.another(config)) // what pages name was not taken for garbage
+	requireClean(t, c.another(config)) // nothing that pages name was taken for garbage
 	for _, name := range []string{"00000000000000000001-00000000000000000001", "00000000000000000006-00000000000000000006"} {
 		_, err = c.bucket.Create(c.ctx, "logplane/events/"+name+"-orphan", nil)
 		require.NoError(t, err)

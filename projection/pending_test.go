@@ -24,8 +24,8 @@ func values(ctx context.Context, v *View) (map[string]string, error) {
 	return got, err
 }
 
-// TestPending: a batch of random writes shows itself what an append of each would show, and becomes one append with
-// each key once. Nobody else sees it before, and none of it is there if it loses. Meanwhile others append, and a
+// TestPending: a batch of random writes sees its own writes as if each had been appended, and becomes one append with
+// each key once. Nobody else sees it before, and nothing of it is there if it loses. Meanwhile others append, and a
 // projector commits.
 func TestPending(t *testing.T) {
 	rounds := 60
@@ -59,7 +59,7 @@ func TestPending(t *testing.T) {
 				w = at.Delete()
 				delete(model, name)
 			case !live && p.Deleted(podKey(name)):
-				continue // who asks Deleted makes none in its place
+				continue // callers that check Deleted do not make another in its place
 			default:
 				model[name] = fmt.Sprint(round, ".", n)
 			}
@@ -79,7 +79,7 @@ func TestPending(t *testing.T) {
 		require.Equal(t, before, unseen)
 
 		loses := round%4 == 3
-		if loses { // another writer has one of the keys
+		if loses { // another writer writes one of the keys
 			other := c.latest().Pending()
 			for name := range touched {
 				at, err := other.View().State(c.ctx, podKey(name))
@@ -125,8 +125,8 @@ func TestPending(t *testing.T) {
 	}
 }
 
-// TestPendingTogether: writers of batches that share a log never see a write of another's that is not appended, and of
-// each batch all or nothing is there. Each adds one to two counters.
+// TestPendingTogether: writers of batches on one log never see another's write before it is appended, and each batch is
+// there completely or not at all. Each batch adds to two counters.
 func TestPendingTogether(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "0")
@@ -170,7 +170,7 @@ func TestPendingTogether(t *testing.T) {
 	require.Equal(t, map[string]string{"a": fmt.Sprint(2 * writers * rounds), "b": fmt.Sprint(writers * rounds)}, got)
 }
 
-// TestRebase: a batch goes on from a newer view unless something has changed that it writes, or that decides about it.
+// TestRebase: a batch is moved to a newer view unless something that it writes, or that decides about it, has changed.
 func TestRebase(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("mine", "1")
@@ -205,7 +205,7 @@ func TestRebase(t *testing.T) {
 	require.Equal(t, podKey("mine"), rebase(p, nothing))
 	_, err = p.Append(c.ctx, "lost")
 	require.ErrorIs(t, err, eventlog.ErrConflict)
-	for _, name := range []string{"other", "mine"} { // also if a commit has put away what came since
+	for _, name := range []string{"other", "mine"} { // also if a commit has moved the events out of the tail
 		p = begin()
 		c.put(name, "4")
 		c.commit()
@@ -214,7 +214,7 @@ func TestRebase(t *testing.T) {
 	}
 }
 
-// What is made again after it was made and deleted is another object: only the last one's writes have become an event.
+// An object that is made, deleted and made again is another object: only the writes of the last one became an event.
 func TestPendingMadeAgain(t *testing.T) {
 	c := newCell(t)
 	p := c.latest().Pending()
@@ -238,8 +238,8 @@ func TestPendingMadeAgain(t *testing.T) {
 	}
 }
 
-// A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may
-// have what came after its base. Here all that the base's root names is collected while a batch is computed.
+// A pending view is never combined with a newer root: its provisional revisions are above all others, and the root may
+// have events after its base. Here everything that the base's root names is collected while a batch is computed.
 func TestPendingIsNotRenewed(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)

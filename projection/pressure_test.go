@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// grow adds to the log without anybody committing.
+// grow adds events to the log, which nobody commits.
 func (c *cell) grow(events, size int) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range events {
@@ -29,7 +29,7 @@ func (c *cell) grow(events, size int) {
 	}
 }
 
-// No commit succeeds: past the budget every write is refused, until one does.
+// While no commit succeeds, every write beyond the budget is refused, until a commit succeeds.
 func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	quiet(t)
 	small := func(c *Config) { c.TailBytes = 100_000 }
@@ -58,7 +58,7 @@ func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	require.Equal(t, v.Revision(), v.Applied())
 }
 
-// A write that finds the tail over its budget while somebody commits it waits for that, and is not refused.
+// A write that finds the tail over its budget during a commit waits for the commit, and is not refused.
 func TestAWriteWaitsForRelief(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -87,7 +87,7 @@ func TestAWriteWaitsForRelief(t *testing.T) {
 	require.NoError(t, <-written)
 }
 
-// Somebody else commits, and nobody writes any more. The commit is noticed all the same, and costs no write.
+// Another process commits, and nobody writes any more. The commit is noticed all the same, and costs no write.
 func TestAnotherCommitRelieves(t *testing.T) {
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)
@@ -107,7 +107,7 @@ func TestAnotherCommitRelieves(t *testing.T) {
 	require.Zero(t, counted.Counts().Create+counted.Counts().Replace)
 }
 
-// There is no projector: a process commits itself once its tail is long, and not before.
+// Without a projector, a process commits itself once its tail is long, and not before.
 func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.TailBytes = 200_000 })
 	c.grow(20, 1000)
@@ -124,7 +124,7 @@ func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 	}
 }
 
-// An idle cell costs no request; a projector that is pressed does not wait for its cadence.
+// An idle cell costs no request. A projector under pressure does not wait for its cadence.
 func TestTheProjectorsCadence(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -161,7 +161,7 @@ func TestTheProjectorsCadence(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// timed notes how much time is left for the swap of the root.
+// timed records how much time is left for the swap of the root.
 type timed struct {
 	lax
 	left time.Duration
@@ -173,7 +173,7 @@ func (b *timed) Replace(ctx context.Context, key string, body []byte, etag strin
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// What relief costs the request that gives it is bounded, however long the request itself may take.
+// The time that relief costs the request is bounded, however long the request itself may take.
 func TestReliefIsBounded(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -190,7 +190,7 @@ func TestReliefIsBounded(t *testing.T) {
 	require.LessOrEqual(t, b.left, relieveTime)
 }
 
-// The tail is held in the budget of the caches for as long as it is one.
+// The tail is held in the caches' budget until it is committed.
 func TestTheTailIsHeld(t *testing.T) {
 	budget := cache.NewBudget(1 << 20)
 	c := newCell(t, func(c *Config) { c.Budget, c.InlineBytes = budget, 1 })
@@ -223,7 +223,7 @@ func TestTheTailIsHeld(t *testing.T) {
 	require.Equal(t, map[string]float64{"logplane_cache_budget_bytes": 1 << 20, "logplane_cache_bytes": float64(cached), "logplane_cache_held_bytes": float64(held)}, told)
 }
 
-// A tail that is longer than the whole budget leaves room for blocks: what was read once is not read again.
+// A tail that exceeds the whole budget leaves room for blocks: a block that was read once is not read again.
 func TestALongTailLeavesRoomForBlocks(t *testing.T) {
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)

@@ -16,14 +16,14 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// hourly keeps the checkpoint of the first commit, and no other while a test lasts.
+// hourly keeps the checkpoint of the first commit, and no other during a test.
 func hourly(inline int) func(*Config) {
 	return func(c *Config) {
 		c.InlineBytes, c.Checkpoints = inline, []CheckpointRule{{Every: time.Hour, Keep: time.Hour}}
 	}
 }
 
-// ruin is a cell to which something will happen, which a strict bucket does not let happen.
+// ruin is a cell whose bucket will be damaged. The bucket is not strict, because that would forbid it.
 func ruin(t *testing.T, config func(*Config)) *cell {
 	quiet(t)
 	c := newCell(t)
@@ -32,7 +32,7 @@ func ruin(t *testing.T, config func(*Config)) *cell {
 	return c
 }
 
-// founded is the configuration of all but the process that makes the cell.
+// founded is the configuration of every process except the one that makes the cell.
 func founded(config func(*Config)) func(*Config) {
 	return func(c *Config) {
 		config(c)
@@ -40,7 +40,7 @@ func founded(config func(*Config)) func(*Config) {
 	}
 }
 
-// damage flips a bit of an object: of a segment, in its first block.
+// damage flips a bit of an object; of a segment, in its first block.
 func (c *cell) damage(key string) {
 	c.t.Helper()
 	body, etag, err := c.bucket.Get(c.ctx, key)
@@ -50,7 +50,7 @@ func (c *cell) damage(key string) {
 	require.NoError(c.t, err)
 }
 
-// named are the objects of a folder of the bucket, ascending.
+// named are the keys of the objects in a folder of the bucket, ascending.
 func (c *cell) named(folder string) (keys []string) {
 	c.t.Helper()
 	require.NoError(c.t, c.bucket.List(c.ctx, "logplane/"+folder, func(a bucket.Attributes) error {
@@ -60,7 +60,7 @@ func (c *cell) named(folder string) (keys []string) {
 	return keys
 }
 
-// restarted is the cell of new processes.
+// restarted is the cell with new processes.
 func (c *cell) restarted(config func(*Config)) *cell {
 	next := *c
 	next.last = map[string]lastEvent{}
@@ -70,7 +70,7 @@ func (c *cell) restarted(config func(*Config)) *cell {
 	return &next
 }
 
-// recovered carries a plan out, in a process of its own, and is the cell after it, which is clean.
+// recovered carries out a plan, in its own process, and returns the cell afterwards, which must be clean.
 func (c *cell) recovered(config func(*Config)) (*cell, *RecoverPlan) {
 	c.t.Helper()
 	before := keysOf(c.t, c)
@@ -88,7 +88,7 @@ func (c *cell) recovered(config func(*Config)) (*cell, *RecoverPlan) {
 	return after, plan
 }
 
-// requireState says what the newest view has.
+// requireState requires the state of the newest view.
 func (c *cell) requireState(want map[string]string) {
 	c.t.Helper()
 	v := c.latest()
@@ -97,8 +97,8 @@ func (c *cell) requireState(want map[string]string) {
 	require.Equal(c.t, want, got)
 }
 
-// Whatever has become of the root: where the log or event segments reach back to a checkpoint, nothing is lost. The log
-// goes on, in the same epoch, and no revision expires.
+// Whatever happened to the root, nothing is lost if the log or event segments reach back to a checkpoint. The log goes
+// on, in the same epoch, and no revision expires.
 func TestRecoverLosesNothing(t *testing.T) {
 	lost := func(c *cell) { require.NoError(c.t, c.bucket.Delete(c.ctx, c.rootKey())) }
 	for name, test := range map[string]struct {
@@ -157,9 +157,9 @@ func TestRecoverLosesNothing(t *testing.T) {
 	}
 }
 
-// The root alone had some revisions: what neither bucket nor log has is named, what the log has is kept, and the cell
-// goes on in a new epoch above every revision that was ever used. An object that the missing revisions deleted, and
-// that was made again, is the new one.
+// Only the root had some revisions. The plan names those that neither bucket nor log has, and what the log has is kept.
+// The cell goes on in a new epoch, above every revision that was ever used. If the missing revisions deleted an object
+// that was then made again, it is the new one.
 func TestRecoverNamesWhatIsLost(t *testing.T) {
 	for _, how := range []string{"damaged", "lost", "old"} {
 		t.Run(how, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestRecoverNamesWhatIsLost(t *testing.T) {
 	}
 }
 
-// Root and log are lost together: what the bucket has is there, and revisions go on above all that it names.
+// Root and log are lost together. What the bucket has is there, and new revisions are above all that it names.
 func TestRecoverWithoutTheLog(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -233,7 +233,7 @@ func TestRecoverWithoutTheLog(t *testing.T) {
 	require.Equal(t, plan.To, c.put("next", "x"))
 }
 
-// A new cell is never made over the remains of one whose root was lost: it would collect them.
+// A new cell is never made over the remains of one whose root was lost, because it would collect them.
 func TestNoCellOverALostRoot(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -247,8 +247,8 @@ func TestNoCellOverALostRoot(t *testing.T) {
 	require.Equal(t, before, keysOf(t, c))
 }
 
-// Nothing is made of what cannot be read: a checkpoint that is damaged, or names what is, is passed by for an older one
-// and named. The past is listed again, from checkpoints and from event segments that no checkpoint names.
+// A checkpoint that is damaged, or names a damaged object, is reported, and an older one is used. The past is listed
+// again, from checkpoints and from event segments that no checkpoint names.
 func TestRecoverKeepsThePast(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -279,7 +279,8 @@ func TestRecoverKeepsThePast(t *testing.T) {
 	require.Len(t, history, 8)
 }
 
-// Where nothing can be read, recover says why, and makes nothing. In an empty bucket, which is another's, too.
+// If nothing can be read, recover says why, and makes nothing. The same holds in an empty bucket, which is not the
+// cell's.
 func TestRecoverFromNothing(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -357,7 +358,7 @@ func TestRecoverCrashes(t *testing.T) {
 	}
 }
 
-// failing is a bucket whose writes fail from some moment on.
+// failing is a bucket whose writes fail when fails returns true.
 type failing struct {
 	*memory.Bucket
 	fails func() bool

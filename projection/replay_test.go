@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	putPrice, getPrice = 5.0 / 1e6, 0.4 / 1e6 // $ a request
+	putPrice, getPrice = 5.0 / 1e6, 0.4 / 1e6 // $ per request
 	month              = 30 * 24 * 3600.0     // seconds
 )
 
-// priced is what the model that the design was priced with says, in $ a month, by updates a second. It has a commit
-// every second, no reader, and no lookups.
+// priced is the cost, in $ a month by updates a second, according to the model with which the design was priced. The
+// model has a commit every second, no reader, and no lookups.
 var priced = map[int]float64{10: 13.4, 100: 15.5, 1000: 33}
 
-// pricedRuns are the model's runs, on average and at most.
+// pricedRuns are the model's numbers of runs, on average and at most.
 const pricedRuns = "4 and 8 with 10,000 objects at 100/s, 9 and 18 with 1,000,000"
 
 func setting(name string, otherwise int) int {
@@ -34,11 +34,11 @@ func setting(name string, otherwise int) int {
 	return otherwise
 }
 
-// TestReplay plays updates of LOGPLANE_REPLAY_OBJECTS objects at LOGPLANE_REPLAY_RATE a second of simulated time,
-// LOGPLANE_REPLAY in all, to one projector that commits every second and compacts, and one reader that catches up twice
-// a second and reads an object. The floor follows ten minutes behind, the purge point LOGPLANE_REPLAY_LOG seconds, ten
-// minutes too. With LOGPLANE_REPLAY_FOLDER the projector has a folder for what it reads. It prints what that costs
-// (docs/operations.md) beside the model's figures; a short one holds what was promised about it.
+// TestReplay plays LOGPLANE_REPLAY updates of LOGPLANE_REPLAY_OBJECTS objects, LOGPLANE_REPLAY_RATE per second of
+// simulated time. One projector commits every second and compacts. One reader catches up twice a second and reads an
+// object. The floor follows ten minutes behind, and the purge point LOGPLANE_REPLAY_LOG seconds, by default also ten
+// minutes. With LOGPLANE_REPLAY_FOLDER the projector has a cache folder. The test prints the costs (docs/operations.md)
+// beside the model's figures. A short run checks what was promised about them.
 func TestReplay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of commits")
@@ -68,16 +68,16 @@ type replay struct {
 	projector, reader *Projection
 	booked, read      *ledger // of the projector and of the reader
 
-	bases, last []Revision // of each object: before the replay, and since it began
-	heads       []Revision // of each second
+	bases, last []Revision // revisions of each object: before the replay, and since
+	heads       []Revision // at the end of each second
 	purged      Revision
 	seconds     int
 	raw         int64 // bytes of events
 	forgotten   int64 // updates whose object the log has forgotten
 	compacting  int64 // GETs of compactions
-	runs        int64 // the sum over all seconds
-	deepest     int   // and the most
-	uncounted   int64 // roots written aside
+	runs        int64 // summed over all seconds
+	deepest     int   // the maximum
+	uncounted   int64 // roots written by aside
 }
 
 func newReplay(t *testing.T, rate, objects, logSeconds int) *replay {
@@ -107,7 +107,7 @@ func (r *replay) open(c Config) *Projection {
 	return p
 }
 
-// second is one of simulated time.
+// second plays one second of simulated time.
 func (r *replay) second() {
 	for half := range 2 {
 		for i := half * r.rate / 2; i < (half+1)*r.rate/2; i += 250 {
@@ -125,13 +125,12 @@ func (r *replay) second() {
 		r.purged = r.heads[max(0, r.seconds-1-r.logSeconds)]
 		r.aside(func() error { return r.projector.Retain(r.Context(), r.heads[max(0, r.seconds-601)], r.purged) })
 	}
-	if r.seconds%60 == 0 { // without a grace period, which would be 15 minutes: the memory is bounded
+	if r.seconds%60 == 0 { // without a grace period of 15 minutes, to bound the memory
 		r.aside(func() error { _, err := r.projector.Collect(r.Context(), 0); return err })
 	}
 }
 
-// aside does what a cell with a log of its own age does with its commits, or once in 15 minutes: its roots do not
-// count.
+// aside does work that a real cell does together with its commits, or once in 15 minutes. So its roots do not count.
 func (r *replay) aside(f func() error) {
 	before := r.booked.putsOf["root"]
 	require.NoError(r, f())
@@ -144,7 +143,7 @@ func (r *replay) update(request string, n int) {
 	chosen := r.choose(n)
 	for _, o := range chosen {
 		w := eventlog.Write{Key: benchKey(o), Op: eventlog.Modified, ContentType: "application/cbor", Body: body(r.rng, o), Base: r.last[o], Precondition: r.last[o]}
-		if w.Base == 0 { // made by filled, and purged from the log since
+		if w.Base == 0 { // filled made it, and it was purged from the log since
 			w.Base = r.bases[o]
 		}
 		if w.Precondition <= r.purged {
@@ -171,7 +170,7 @@ func (r *replay) choose(n int) []int {
 	return chosen
 }
 
-// checkLast reads every hundredth object: no update was void.
+// checkLast reads every hundredth object, and requires that no update was void.
 func (r *replay) checkLast() {
 	v, err := r.reader.Latest(r.Context())
 	require.NoError(r, err)
@@ -197,7 +196,7 @@ func (r *replay) project() {
 	r.runs, r.deepest, r.heads = r.runs+int64(runs), max(r.deepest, runs), append(r.heads, head)
 }
 
-// per is a number a second.
+// per is a number per second.
 func (r *replay) per(n int64) float64 { return float64(n) / float64(r.seconds) }
 
 func (r *replay) printRequests() {

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// On three servers a write through one is read through each other at once (invariant 4), across commits; the barriers
-// that this takes leave no holes, and alone they cause no root.
+// On three servers, a write through one can be read at once through each other (invariant 4), across commits. The
+// barriers that this needs leave no holes, and alone they cause no root.
 func TestReplicatedLog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
