@@ -23,7 +23,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// rowsOf is every live row of a view, whole.
+// rowsOf returns every live row of a view.
 func rowsOf(t testing.TB, c *cell, v *View) map[string]Row {
 	t.Helper()
 	rows := map[string]Row{}
@@ -34,7 +34,7 @@ func rowsOf(t testing.TB, c *cell, v *View) map[string]Row {
 	return rows
 }
 
-// opened is a cell that was restored, with an empty log of its own that began.
+// opened is a restored cell with its own empty log, which has begun.
 func (c *cell) opened(b bucket.Bucket, prefix string) *cell {
 	c.t.Helper()
 	fresh := &cell{t: c.t, ctx: c.ctx, conn: eventlogtest.Start(c.t), last: map[string]lastEvent{}}
@@ -49,7 +49,7 @@ func (c *cell) opened(b bucket.Bucket, prefix string) *cell {
 }
 
 // A cell is restored from its bucket at each revision: above the floor, at a checkpoint, between two, from the archive,
-// and before there was any. Every row of the new cell is the one that was live then.
+// and before there was an archive. The rows of the new cell are exactly those that were live then.
 func TestRestoreIsExact(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(8) {
@@ -107,7 +107,7 @@ func TestRestoreIsExact(t *testing.T) {
 				require.True(t, into == nil || done.Copied == 0, "two buckets")
 				require.EqualValues(t, len(want[at]), done.Objects)
 			}
-			require.Greater(t, len(restored), 5) // how many more, and of what, depends on how much time has passed
+			require.Greater(t, len(restored), 5) // the exact number and their kinds depend on the time that has passed
 			require.True(t, into != nil || seed%3 != 0 || restored[newest].Copied > 0, "one bucket")
 			t.Logf("%d of %d revisions were restored, %d of which from archived events", len(restored), newest, gaps)
 
@@ -139,7 +139,7 @@ func TestRestoreIsExact(t *testing.T) {
 	}
 }
 
-// What was written between two checkpoints may be more than a process may hold.
+// The events between two checkpoints may be more than a process may hold in memory.
 func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	const size, objects = 100 << 10, 200
 	c := newCell(t, archived)
@@ -185,8 +185,9 @@ func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	}
 }
 
-// Restores that break off after any request, in one bucket and between two, leave nothing but garbage or the whole new
-// cell. The next restore makes it, or finds it made. No garbage outlives a collection, and the source is as it was.
+// Restores that break off after any request, in one bucket and between two, leave only garbage or the complete new
+// cell. The next restore makes the cell, or finds it made. No garbage outlives a collection, and the source is
+// unchanged.
 func TestARestoreThatBreaksOff(t *testing.T) {
 	quiet(t)
 	for _, apart := range []bool{false, true} {
@@ -261,7 +262,7 @@ func TestARestoreThatBreaksOff(t *testing.T) {
 	}
 }
 
-// Of two restores at once one wins, and the other changes nothing of what it made.
+// Of several concurrent restores one wins, and the others change nothing that it made.
 func TestOneOfTwoRestoresWins(t *testing.T) {
 	c := newCell(t)
 	for i := range 5 {
@@ -300,7 +301,7 @@ func TestOneOfTwoRestoresWins(t *testing.T) {
 	}))
 }
 
-// What the bucket does not have is named.
+// If the bucket does not have a revision, the error names what it has.
 func TestRestoreNamesWhatThereIs(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	into := memory.Strict(t)
@@ -331,7 +332,7 @@ func TestRestoreNamesWhatThereIs(t *testing.T) {
 	require.WithinDuration(t, time.Now(), done.Time, time.Minute)
 }
 
-// A source that is compacted, collected and expires while it is read is read again, or says what is left.
+// If a source is compacted, collected or expires during a restore, it is read again, or the error says what is left.
 func TestRestoreOfACellThatGoesOn(t *testing.T) {
 	quiet(t)
 	for _, apart := range []bool{false, true} {
@@ -362,7 +363,7 @@ func TestRestoreOfACellThatGoesOn(t *testing.T) {
 	}
 }
 
-// restoredOnce is a cell with one object that was restored below 'new', and what that has done.
+// restoredOnce is a cell with one object, restored below 'new', and the result of the restore.
 func restoredOnce(t *testing.T) (*cell, Restored) {
 	c := newCell(t)
 	c.put("a", "x")
@@ -374,7 +375,7 @@ func restoredOnce(t *testing.T) (*cell, Restored) {
 	return c, done
 }
 
-// The log of a restored cell may have barriers of those who wait for it, and on three servers it has.
+// The log of a restored cell may have barriers of processes that wait for it. On three servers it has.
 func TestBeginOnAReplicatedLog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -399,7 +400,7 @@ func TestBeginOnAReplicatedLog(t *testing.T) {
 	require.True(t, found)
 }
 
-// Begin leaves alone what is no restored cell's empty log.
+// Begin does nothing unless the log is the empty log of a restored cell.
 func TestBeginIsForEmptyLogs(t *testing.T) {
 	c := newCell(t)
 	first, err := c.Begin(c.ctx)
@@ -425,8 +426,8 @@ func TestBeginIsForEmptyLogs(t *testing.T) {
 	c.require(map[string]string{"a": "x@1"})
 }
 
-// A client begins the request ids of its writes with what it likes. A cell whose last applied event is such a write is
-// no restored one: if its log is lost and made again, its revisions are not given again, but everybody stops.
+// A client chooses how the request ids of its writes begin. A cell whose last applied event is such a write is not a
+// restored cell: if its log is lost and made again, its revisions are not reused; every process stops instead.
 func TestBeginIsForNoClient(t *testing.T) {
 	c := newCell(t)
 	plan, err := c.PlanFence(c.ctx, 0) // stands for a cell with many events
@@ -449,7 +450,7 @@ func TestBeginIsForNoClient(t *testing.T) {
 	require.ErrorIs(t, err, eventlog.ErrDiverged)
 }
 
-// A restored cell is restored again, and ends below the last revision.
+// A restored cell can be restored again, but not beyond the last revision.
 func TestRestoreHasAnUpperBound(t *testing.T) {
 	c, done := restoredOnce(t)
 	copied, err := OpenSource(c.ctx, c.bucket, "new", nil)
@@ -464,8 +465,8 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.ErrorContains(t, err, "at most")
 }
 
-// Restores beside the source and elsewhere, in real buckets: what they made is whole after everything of the source was
-// deleted, and so is the source after what they made was.
+// Restores beside the source and elsewhere, in real buckets: the new cells are complete after all of the source was
+// deleted, and so is the source after a new cell was deleted.
 func TestRestoreInRealBuckets(t *testing.T) {
 	for name, open := range map[string]func(*testing.T) bucket.Bucket{"filesystem": folderBucket, "minio": minioBucket} {
 		t.Run(name, func(t *testing.T) {
@@ -531,7 +532,7 @@ func folderBucket(t *testing.T) bucket.Bucket {
 	return b
 }
 
-// A moment inside an atomic batch is the whole batch: above the floor, and between two checkpoints.
+// A moment inside an atomic batch restores the whole batch: above the floor, and between two checkpoints.
 func TestRestoreTakesWholeBatches(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "1")
@@ -565,8 +566,8 @@ func TestRestoreTakesWholeBatches(t *testing.T) {
 	restored("in a gap/")
 }
 
-// Objects whose past was trimmed by a rule are left out, and all others are there, at each moment. From the moment on
-// from which their past is kept, they are there, too.
+// At each moment, objects whose past a rule has trimmed are left out, and all others are there. From the moment on from
+// which their past is kept, those objects are there too.
 func TestRestoreOfATrimmedPast(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(4) {
@@ -616,7 +617,7 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 	}
 }
 
-// forgetful is a bucket that has lost what a restore has written, once that is read.
+// forgetful is a bucket that loses what a restore has written, once it is read.
 type forgetful struct{ lax }
 
 func (b forgetful) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
@@ -626,7 +627,7 @@ func (b forgetful) GetRange(ctx context.Context, key string, offset, length int6
 	return b.lax.GetRange(ctx, key, offset, length)
 }
 
-// A restore whose segments are gone again fails. It has no log that it could ask, whatever it reads again.
+// A restore whose segments disappear fails, whatever it reads again, because it has no log to ask.
 func TestARestoreLosesItsSegments(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestSelectionWithoutRoom: a selection reads no more than a scan where most of what it finds in the base has changed
-// since, in blocks that it passed over, and no cache has room for these.
+// TestSelectionWithoutRoom: a selection reads no more than a scan even if most of the wanted rows in the base have
+// changed since, and no cache has room for the blocks.
 func TestSelectionWithoutRoom(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	const objects = 400
@@ -56,14 +56,14 @@ func TestSelectionWithoutRoom(t *testing.T) {
 		return found, int(counted.Counts().GetRange - before)
 	}
 	_, scan := read(nil)
-	read(wanted) // which learns the facts
+	read(wanted) // learns the facts
 	found, selection := read(wanted)
 	require.Zero(t, found)
 	require.LessOrEqual(t, selection, 2*scan, "reads of %d objects that are not selected any more", objects)
 }
 
-// TestSelectionOfAFewPods: a selection of one in a thousand of 100,000 Pods, a tenth of them updated since, reads the
-// blocks that have these, and of each newer run what lies over those. In all there are 2,079 blocks.
+// TestSelectionOfAFewPods selects one in a thousand of 100,000 Pods, a tenth of which were updated since. It reads the
+// blocks that have these, and the blocks of each newer run over them. In all there are 2,079 blocks.
 func TestSelectionOfAFewPods(t *testing.T) {
 	const pods, labels, size, most = 100_000, 1000, 1200, 250
 	label := func(i int) uint16 { return uint16(i * 7919 % 104729 % labels) }
@@ -127,7 +127,7 @@ func TestSelectionOfAFewPods(t *testing.T) {
 
 func eachPart(v *View) iter.Seq[*part] { return slices.Values(slices.Concat(v.snap.runs...)) }
 
-// reopen opens all key-ordered segments of a view with the cache that its projection has now.
+// reopen opens all key-ordered segments of a view with its projection's present cache.
 func reopen(t *testing.T, c *cell, v *View) {
 	for part := range eachPart(v) {
 		part.reader.Store(nil)
@@ -136,9 +136,9 @@ func reopen(t *testing.T, c *cell, v *View) {
 	}
 }
 
-// TestSelectionsAreExact compares selections with all versions of every key, of random runs: with tombstones and void
-// rows, keys over several blocks and several parts, events of the tail that depend on what is below them, and facts of
-// some blocks only.
+// TestSelectionsAreExact compares selections with all versions of every key, in random runs: with tombstones and void
+// rows, keys in several blocks and parts, events of the tail that depend on older versions, and facts of some blocks
+// only.
 func TestSelectionsAreExact(t *testing.T) {
 	c, left := newCell(t), 0
 	c.latest()
@@ -162,7 +162,7 @@ func TestSelectionsAreExact(t *testing.T) {
 				}
 			}
 			left += len(want) - len(got)
-			for part := range eachPart(h.view) { // what may be forgotten is
+			for part := range eachPart(h.view) { // forget what a cache may forget
 				if rng.IntN(3) == 0 {
 					c.facts.Remove(factsID{"letters", part.ref.Key})
 				}
@@ -241,7 +241,7 @@ type lettered struct {
 	letter   Fact
 }
 
-// at are the live rows at a revision.
+// at returns the live rows at a revision.
 func (h *histories) at(rev Revision) map[string]lettered {
 	state := map[string]lettered{}
 	for _, r := range h.all {

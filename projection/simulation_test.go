@@ -21,22 +21,23 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// weather is a bucket whose requests fail, fail but persist, and stall until many others have passed, which is longer
-// than the grace period of the simulation; and whose clock is skewed differently each time it is asked.
+// weather is a bucket whose requests fail, fail but persist, or stall until many others have passed, which is longer
+// than the grace period of the simulation. Its clock is skewed differently each time it is asked.
 type weather struct {
 	bucket.Bucket
 	t *testing.T
-	// served requests, things that projectors have tended to, and swaps of the root.
+	// served counts requests, tended the jobs of projectors, swapped the swaps of the root.
 	served, tended, swapped atomic.Int64
-	// defeatedCommits and defeatedMerges are how often a segment was collected before the root that was to name it was
-	// there.
+	// defeatedCommits and defeatedMerges count how often a segment was collected before the root that was to name it
+	// was written.
 	defeatedCommits, defeatedMerges atomic.Int64
 
 	mu  sync.Mutex // guards what follows
 	rng *rand.Rand
-	// unnamed are the segments of commits and compactions that stall.
+	// unnamed are the segments of stalled commits and compactions.
 	unnamed map[string]bool
-	// roots are hashes of all that was ever to become the root, each with the ETag of the root that it was to replace.
+	// roots are the hashes of all bodies that were to become the root, each with the ETag of the root that it was to
+	// replace.
 	roots map[[sha256.Size]byte]string
 }
 
@@ -48,7 +49,7 @@ func (w *weather) roll(n int) int {
 	return w.rng.IntN(n)
 }
 
-// pass does a request in whatever weather there is: one of so many fails, and one fails but persists.
+// pass makes a request in this weather: one of 'fair' requests fails, and another one fails but persists.
 func (w *weather) pass(write bool, fair int, request func() error) error {
 	w.served.Add(1)
 	if write && w.roll(12) == 0 {
@@ -68,22 +69,22 @@ func (w *weather) pass(write bool, fair int, request func() error) error {
 	return err
 }
 
-// stallBriefly waits until others have made some requests.
+// stallBriefly waits until other callers have made some requests.
 func (w *weather) stallBriefly() {
 	until := w.served.Load() + int64(w.roll(60*(1+3*w.roll(2))))
 	w.stall(3*time.Millisecond, func() bool { return w.served.Load() >= until })
 }
 
-// stallUntilSwapped waits until somebody else has swapped the root: one's own swap is lost, and must not be taken for
-// won.
+// stallUntilSwapped waits until another caller has swapped the root. Then the caller's own swap is lost, and must not
+// be taken for won.
 func (w *weather) stallUntilSwapped() {
 	before, until := w.swapped.Load(), w.tended.Load()+15
 	w.stall(time.Second, func() bool { return w.swapped.Load() > before || w.tended.Load() >= until })
 }
 
-// stallUntilCollected waits until a segment was collected, as no root names it yet, or nobody did for long. A commit is
-// defeated by the swap of the root, if its collector does not believe to have won what it has lost: by the nonce. A
-// compaction goes on with what it has written when its swap is lost: it is defeated by the generation.
+// stallUntilCollected waits until a segment was collected because no root names it yet, or for long. Then a commit is
+// defeated by the swap of the root, unless its collector takes a lost swap for won; the nonce prevents that. A
+// compaction continues with its outputs when its swap is lost; the generation defeats it.
 func (w *weather) stallUntilCollected(key string) {
 	w.mark(key, true)
 	until := w.tended.Load() + 15
@@ -103,11 +104,11 @@ func (w *weather) marked(key string) bool {
 	return w.unnamed[key]
 }
 
-// defeats is how many compactions were defeated, and three times as many commits.
+// defeats is the smaller of two numbers: defeated compactions, and a third of the defeated commits.
 func (w *weather) defeats() int64 { return min(w.defeatedCommits.Load()/3, w.defeatedMerges.Load()) }
 
-// unique requires that a root is only ever written over one other: to a server whose ETags are hashes it would else be
-// there twice.
+// unique requires that a root is only ever written over one other root. Otherwise, on a server whose ETags are hashes,
+// it could be there twice.
 func (w *weather) unique(root []byte, old string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,14 +119,14 @@ func (w *weather) unique(root []byte, old string) {
 	w.roots[sum] = old
 }
 
-// stall waits until something has happened; the deadline is for when there are no others left to do it.
+// stall waits until something has happened. The deadline is for the case that nobody is left to do it.
 func (w *weather) stall(longest time.Duration, happened func() bool) {
 	for deadline := time.Now().Add(longest); !happened() && time.Now().Before(deadline); {
 		time.Sleep(100 * time.Microsecond)
 	}
 }
 
-// spilled reports whether a key is that of a commit's rows, compacted of a compaction's.
+// spilled reports whether a key is that of a commit's rows, compacted whether it is that of a compaction's rows.
 func spilled(key string) bool   { return strings.Contains(key, "/seg/0/") }
 func compacted(key string) bool { return strings.Contains(key, "/seg/") && !spilled(key) }
 
@@ -188,10 +189,10 @@ var _ bucket.Bucket = (*weather)(nil)
 // simulatedGrace is far shorter than a stall.
 const simulatedGrace = time.Millisecond
 
-// Four projectors commit, compact, collect, checkpoint, raise the floor and purge at once, crash and start again, over
-// a bucket that fails, lies and stalls; readers check random revisions, the past among them, against the model
-// (invariants 5, 6, 7, 11, 13). Without the generation, or the nonce, it fails nearly every time. LOGPLANE_SOAK is how
-// many reads it has on each kind of bucket, at least.
+// Four projectors concurrently commit, compact, collect, checkpoint, raise the floor and purge, crash and start again,
+// over a bucket that fails, lies and stalls. Readers compare random revisions, also of the past, with the model
+// (invariants 5, 6, 7, 11, 13). Without the generation, or the nonce, the test fails nearly every time. LOGPLANE_SOAK
+// is the least number of reads on each kind of bucket.
 func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of reads")
@@ -205,7 +206,7 @@ func TestSimulation(t *testing.T) {
 				simulate(t, b(t), soak, 100)
 				return
 			}
-			t.Parallel() // nearly all of the time it waits
+			t.Parallel() // it mostly waits
 			simulate(t, b(t), reads, defeats)
 		})
 	}
@@ -220,13 +221,13 @@ func TestSimulation(t *testing.T) {
 	}, 300, 3)
 }
 
-// simulation is what happens at once.
+// simulation is the state that all goroutines share.
 type simulation struct {
 	*random
 	storm *weather
 	seed  uint64
 	mu    sync.RWMutex // guards the model
-	// done ends it; the writer waits for turns of readers and projectors, so that nobody runs away from the others.
+	// done ends it. The writer waits for turns of readers and projectors, so that all keep the same pace.
 	done, read, tended chan struct{}
 
 	commits, reads, past, expired, merges, collected, crashes atomic.Int64
@@ -251,7 +252,7 @@ func (s *simulation) ended() bool {
 	}
 }
 
-// simulate ends after so many reads, and when so many commits and compactions have been defeated.
+// simulate ends after this many reads, and this many defeats of commits and compactions.
 func simulate(t *testing.T, b bucket.Bucket, reads int, defeats int64) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -349,7 +350,7 @@ func (s *simulation) readOn(rng *rand.Rand) {
 	}
 }
 
-// tend does one thing that a projector does; it may fail.
+// tend does one of the things that a projector does; it may fail.
 func (s *simulation) tend(ctx context.Context, p *Projection, rng *rand.Rand) {
 	switch rng.IntN(10) {
 	case 0:
@@ -370,7 +371,7 @@ func (s *simulation) tend(ctx context.Context, p *Projection, rng *rand.Rand) {
 	}
 }
 
-// readOnce compares one view at one revision, and the events between two, with the model.
+// readOnce compares a view at one revision, and the events after it, with the model.
 func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 	v, err := p.Latest(s.ctx)
 	if err != nil {
@@ -409,7 +410,7 @@ func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 	return nil
 }
 
-// readPast reads a revision below the floor, where something still covers it.
+// readPast reads a revision below the floor, if something still covers it.
 func (s *simulation) readPast(p *Projection, at Revision) error {
 	v, err := p.at(s.ctx, at)
 	if err != nil {

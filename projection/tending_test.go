@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// worn is a bucket in which one bit of an object has flipped. It counts how often the bit was read.
+// worn is a bucket in which one bit of an object has flipped. It counts how often the object was read.
 type worn struct {
 	lax
 	key  string
@@ -48,7 +48,7 @@ func (b *worn) GetRange(ctx context.Context, key string, offset, length int64) (
 // garbageOf are the objects that no root needs.
 func (c *cell) garbageOf() []string { return c.garbageFor(lax{c.bucket}) }
 
-// garbageFor is garbageOf for one who sees the bucket like that.
+// garbageFor is garbageOf for a process that sees the bucket b.
 func (c *cell) garbageFor(b bucket.Bucket) []string {
 	c.t.Helper()
 	root := c.newest()
@@ -65,8 +65,7 @@ func (c *cell) garbageFor(b bucket.Bucket) []string {
 
 func tending(c *Config) { c.InlineBytes, c.Grace = 1, 1 }
 
-// withBase is a cell with a base of several parts, and as many runs above it as make it due for compaction: they touch
-// all of its parts.
+// withBase is a cell with a base of several parts, and enough runs above it to be compacted. The runs touch all parts.
 func withBase(t *testing.T) *cell {
 	c := newCell(t, tending)
 	for i := range 3 * runsPerLevel {
@@ -86,9 +85,8 @@ func withBase(t *testing.T) *cell {
 	return c
 }
 
-// A segment that is damaged or lost stops its own compaction, and nothing else: what that wrote is deleted again, other
-// runs are merged, garbage is collected, and the error names the segment. Each time it is a function that knows nothing
-// of the times before.
+// A damaged or lost segment stops only its own compaction. What that compaction wrote is deleted again, other runs are
+// merged, garbage is collected, and the error names the segment. Each time it runs in a new process.
 func TestADamagedSegmentStopsOneJob(t *testing.T) {
 	quiet(t)
 	for _, how := range []string{"damaged", "lost"} {
@@ -132,7 +130,7 @@ func TestADamagedSegmentStopsOneJob(t *testing.T) {
 	}
 }
 
-// A projector that stays does the same. It leaves a damaged segment alone for a while, and any job that has failed.
+// A long-lived projector does the same. For a while it avoids a damaged segment, and any job that has failed.
 func TestFailedWorkBacksOff(t *testing.T) {
 	quiet(t)
 	c := newCell(t, tending)
@@ -184,7 +182,7 @@ func TestFailedWorkBacksOff(t *testing.T) {
 	}
 }
 
-// Each job runs although the others fail, and the error has all that failed.
+// Each job runs even if others fail, and the error joins all failures.
 func TestOnceDoesWhatItCan(t *testing.T) {
 	quiet(t)
 	c := newCell(t, tending)
@@ -212,7 +210,7 @@ func TestOnceDoesWhatItCan(t *testing.T) {
 	require.Empty(t, c.garbageOf(), "it has collected")
 }
 
-// stubborn is a bucket that takes everything but the root, and may take a root that it has refused later.
+// stubborn is a bucket that accepts everything except the root. It may later write a root that it has refused.
 type stubborn struct {
 	lax
 	refuses bool
@@ -227,8 +225,8 @@ func (b *stubborn) Replace(ctx context.Context, key string, body []byte, etag st
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// As long as the bucket does not take the root, what a commit has written is written once, however often it is tried.
-// What becomes of it in the end, the root says: it is named, or it is deleted.
+// While the bucket refuses the root, the commit's objects are written once, however often the root is tried. The root
+// decides in the end: objects that it names stay, and the others are deleted.
 func TestARootThatIsNotTaken(t *testing.T) {
 	quiet(t)
 	for name, ends := range map[string]func(c *cell, b *stubborn){
@@ -278,7 +276,7 @@ func TestARootThatIsNotTaken(t *testing.T) {
 	}
 }
 
-// What a commit has written before it failed is deleted, whatever it could not write.
+// The objects of a failed commit are deleted, whichever object it could not write.
 func TestACommitThatFailsLeavesNothing(t *testing.T) {
 	quiet(t)
 	for _, folder := range []string{"seg", "events", "ckpt", "idx"} {
@@ -319,7 +317,7 @@ func TestACommitThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// withCheckpoint is a cell with checkpoints, of which the first pins what compactions have merged since.
+// withCheckpoint is a cell with a checkpoint that pins objects that compactions have merged since.
 func withCheckpoint(t *testing.T) *cell {
 	c := newCell(t, func(c *Config) {
 		tending(c)
@@ -334,7 +332,7 @@ func withCheckpoint(t *testing.T) *cell {
 	return c
 }
 
-// A checkpoint that is lost pins nothing and is dropped.
+// A lost checkpoint pins nothing and is dropped.
 func TestALostCheckpointIsDropped(t *testing.T) {
 	quiet(t)
 	c := withCheckpoint(t)
@@ -347,7 +345,7 @@ func TestALostCheckpointIsDropped(t *testing.T) {
 	requireClean(t, p)
 }
 
-// One that is damaged stays, with all that it may name, until an operator drops it. What is newer is collected.
+// A damaged checkpoint stays, with everything it may name, until an operator drops it. Newer garbage is collected.
 func TestADamagedCheckpointStopsNothing(t *testing.T) {
 	quiet(t)
 	c := withCheckpoint(t)
@@ -361,7 +359,7 @@ func TestADamagedCheckpointStopsNothing(t *testing.T) {
 		_, _, err := p.Once(c.ctx)
 		require.NoError(t, err)
 	}
-	_, _, err = p.Once(c.ctx) // that collects what the last compaction has merged
+	_, _, err = p.Once(c.ctx) // collects the inputs of the last compaction
 	require.NoError(t, err)
 	require.Contains(t, c.newest().Checkpoints, damaged)
 	there := keysOf(t, c)
@@ -390,7 +388,7 @@ func TestADamagedCheckpointStopsNothing(t *testing.T) {
 	requireClean(t, p)
 }
 
-// A rule trims what can be read, and leaves a checkpoint that cannot be as it is.
+// A rule trims the checkpoints that can be read, and leaves the others as they are.
 func TestTrimPassesADamagedCheckpoint(t *testing.T) {
 	quiet(t)
 	config := func(c *Config) {
@@ -424,8 +422,8 @@ func TestTrimPassesADamagedCheckpoint(t *testing.T) {
 	}
 }
 
-// After a cell was idle for longer than its history, a commit drops what says of a past that is over where it begins,
-// and no trim says that again.
+// If a cell was idle for longer than its history, the next commit drops the trims of a past that nobody can read, and
+// no later trim makes the same again.
 func TestTrimAndCommitAgree(t *testing.T) {
 	c := newCell(t, func(c *Config) {
 		tending(c)

@@ -13,9 +13,9 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Some objects of the model are of a resource with a rule: what the rule does not keep is in no archived event and in
-// no checkpoint that it has passed, and reading it is ErrTrimmed. From there on each moment of everything is as it was,
-// and of all other objects each moment is, through compactions, further trims and collections.
+// Some objects of the model are of resources with a rule. What the rule does not keep is in no archived event, and in
+// no checkpoint that the rule has passed; reading it gives ErrTrimmed. From there on each moment is unchanged, and for
+// all other objects each moment is, through compactions, further trims and collections.
 func TestTrim(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -130,7 +130,7 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// requireTrimmed reads every object of the bucket.
+// requireTrimmed reads the event segments and checkpoints that the root lists.
 func requireTrimmed(t *testing.T, r *random, keptFrom map[string]Revision) {
 	root := r.latest().snap.root
 	for _, ref := range root.Events {

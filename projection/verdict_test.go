@@ -9,8 +9,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// A batch that arrives after what one of its events lost to has left the log is void as a whole: the object is not
-// there without its charge, whoever asks, before the commit and after it, and where both were in one tail.
+// A batch may arrive after the event to which one of its own events lost has left the log. Then it is void as a whole:
+// the object does not exist without its charge. This holds for every reader, before and after the commit, and if both
+// batches were in one tail.
 func TestAnAppendIsValidAsAWhole(t *testing.T) {
 	quiet(t)
 	for _, also := range []string{"an object that was never there", "an object that was there"} {
@@ -32,7 +33,7 @@ func TestAnAppendIsValidAsAWhole(t *testing.T) {
 			charged := c.put("quota", "used 1 by another")
 			c.put("z", "2")
 			c.commit()
-			require.NoError(t, c.Retain(c.ctx, 0, charged)) // more than the log's retention passes while the batch is on its way
+			require.NoError(t, c.Retain(c.ctx, 0, charged)) // log retention passes while the batch is on its way
 			reader := c.another()
 			before, err := reader.Latest(c.ctx)
 			require.NoError(t, err)
