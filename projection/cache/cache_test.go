@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newCache is a cache of its own budget whose entries take nothing besides their values.
+// newCache is a cache with its own budget. Its entries take nothing besides their values.
 func newCache[K comparable, V any](budget int64) *Cache[K, V] { return newIn[K, V](NewBudget(budget)) }
 
 func newIn[K comparable, V any](of *Budget) *Cache[K, V] {
@@ -19,7 +19,7 @@ func newIn[K comparable, V any](of *Budget) *Cache[K, V] {
 	return c
 }
 
-// kept are the values of the owner that are there, by number; looking uses none of them.
+// kept returns the owner's keys in the cache, the least recently used first. It marks none as used.
 func (c *Cache[K, V]) kept(name string) (numbers []K) {
 	if o := c.of.owners[name]; o != nil {
 		for e := o.recent.Back(); e != nil; e = e.Prev() {
@@ -36,7 +36,7 @@ func (c *Cache[K, V]) sum() (all int64) {
 	return all
 }
 
-// Alone, an owner has the whole budget, least recently used first out.
+// Alone, an owner has the whole budget, and its least recently used value goes first.
 func TestOneOwner(t *testing.T) {
 	c := newCache[int, int](10)
 	for n := range 20 {
@@ -51,7 +51,7 @@ func TestOneOwner(t *testing.T) {
 	require.Len(t, c.kept("a"), 10)
 }
 
-// Who adds a key that somebody else has added meanwhile goes on with the value that is there.
+// A caller that adds a key that another caller has added meanwhile gets the existing value.
 func TestAddReturnsWhatIsKept(t *testing.T) {
 	c := newCache[int, string](10)
 	require.Equal(t, "first", c.Add(1, "a", "first", 5))
@@ -62,7 +62,7 @@ func TestAddReturnsWhatIsKept(t *testing.T) {
 	require.False(t, ok)
 }
 
-// What is offered takes nobody's room, and is the first to go until it is used.
+// An offered value takes no other's room, and is the first to go until it is used.
 func TestOffer(t *testing.T) {
 	c := newCache[int, int](5)
 	c.Add(1, "a", 1, 1)
@@ -85,7 +85,7 @@ func TestOffer(t *testing.T) {
 	require.Equal(t, 4, got)
 }
 
-// A process that rests keeps what was used lately.
+// An idle process keeps recently used values.
 func TestDropCold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache[int, int](10)
@@ -108,7 +108,8 @@ func TestDropCold(t *testing.T) {
 	})
 }
 
-// An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.
+// An owner takes a quarter of a full cache from the others. Beyond that it takes only its own room and that of cold
+// values.
 func TestOwnersBeyondTheirShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache[string, int](100)
@@ -127,7 +128,7 @@ func TestOwnersBeyondTheirShare(t *testing.T) {
 		require.Len(t, c.kept("loud"), 25)
 		require.Equal(t, "loud-999", c.kept("loud")[24])
 
-		// Who has less than a share is given room by whoever has used his least recently.
+		// An owner below its share gets the room of the least recently used value.
 		for n := range 10 {
 			c.Add(fmt.Sprint("new-", n), "new", n, 1)
 		}
@@ -146,7 +147,7 @@ func TestOwnersBeyondTheirShare(t *testing.T) {
 	})
 }
 
-// A share is a quarter of what the caches have beside what is held.
+// A share is a quarter of the caches' room, which excludes held bytes.
 func TestSharesBesideWhatIsHeld(t *testing.T) {
 	c := newCache[string, int](100)
 	c.of.Hold(60)
@@ -189,7 +190,7 @@ func TestRemoveAndShrink(t *testing.T) {
 	}
 }
 
-// All caches of a budget are one: whichever holds the least recently used value gives way.
+// All caches of a budget are one: the cache with the least recently used value gives way.
 func TestCachesShareABudget(t *testing.T) {
 	b := NewBudget(10)
 	numbers, names := newIn[int, int](b), newIn[string, int](b)
@@ -217,8 +218,8 @@ func TestCachesShareABudget(t *testing.T) {
 	require.Empty(t, b.owners)
 }
 
-// What is held takes room from the caches, until it is given back. It never takes all: a long tail would leave a small
-// process without any cache.
+// Held bytes take room from the caches until they are released. They never take all of it: a long tail would otherwise
+// leave a small process without any cache.
 func TestHold(t *testing.T) {
 	c := newCache[int, int](10)
 	fill := func() {
@@ -242,7 +243,7 @@ func TestHold(t *testing.T) {
 	require.Len(t, c.entries, 10)
 }
 
-// What an entry itself takes is counted, so that many small values stay within the budget.
+// An entry's overhead is counted, so that many small values stay within the budget.
 func TestEntriesCount(t *testing.T) {
 	const n = 10_000
 	b := NewBudget(1 << 30)
@@ -271,7 +272,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// What nobody has used makes no budget tight: it goes first.
+// Values that were never used do not make a budget tight, because they go first.
 func TestTight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := NewBudget(1000)
@@ -306,7 +307,7 @@ func TestTight(t *testing.T) {
 	})
 }
 
-// What replaces a value counts in its stead, for its owner, and is as old.
+// A value that replaces another counts in its place, for the same owner, and with the same age.
 func TestReplace(t *testing.T) {
 	c := newCache[int, string](10)
 	c.Add(1, "a", "long", 6)
@@ -323,7 +324,7 @@ func TestReplace(t *testing.T) {
 	require.Equal(t, []int{2}, c.kept("a"), "it was used longer ago")
 }
 
-// A value that grows makes room for itself, and goes if there is none.
+// A value that grows makes room for itself, and is dropped if there is none.
 func TestGrow(t *testing.T) {
 	c := newCache[int, int](10)
 	for n := range 5 {

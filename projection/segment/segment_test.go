@@ -129,7 +129,7 @@ func TestWriterRefusesDisorder(t *testing.T) {
 	require.NoError(t, w.Add(Entry{Key: "b", Revision: 4}))
 }
 
-// A flipped bit anywhere is found by Verify, and the error names a place.
+// Verify finds a flipped bit anywhere, and the error names the place.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	ctx := context.Background()
 	for _, kind := range []Kind{Keys, Events} {
@@ -159,7 +159,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	}
 }
 
-// What is whole and not known here is not called damaged: a newer program wrote it.
+// Intact bytes with an unknown meaning are not called damaged: a newer program wrote them.
 func TestWhatANewerLogplaneWrote(t *testing.T) {
 	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 4)), 30, 50))
 	end := len(file) - trailerSize
@@ -226,7 +226,7 @@ func TestBloomFalsePositives(t *testing.T) {
 	require.Less(t, wrong, 20000/100)
 }
 
-// What is whole stays as it is, and what is damaged becomes whole where the structure can be followed.
+// An intact file stays unchanged. A damaged one becomes intact as far as its structure can be followed.
 func TestReseal(t *testing.T) {
 	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 9)), 60, 5000))
 	require.Equal(t, file, segmenttest.Reseal(file))
@@ -243,8 +243,8 @@ func TestReseal(t *testing.T) {
 	}
 }
 
-// FuzzOpen recomputes every checksum, which random bytes never pass. Whatever a segment that opens holds, it is read to
-// its end or found corrupt.
+// FuzzOpen recomputes every checksum, as random bytes never have the right ones. A segment that opens is read to its
+// end or found corrupt.
 func FuzzOpen(f *testing.F) {
 	for _, n := range []int{0, 1, 30} {
 		file, _ := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, uint64(n))), n, 50))
@@ -277,7 +277,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// FuzzDecodeBlock goes past compression, too: what is decoded can be written, and is read back.
+// FuzzDecodeBlock bypasses compression too: every decoded block can be written and read back.
 func FuzzDecodeBlock(f *testing.F) {
 	for _, size := range []int{0, 50, 3000} {
 		var raw []byte
@@ -316,7 +316,7 @@ func FuzzDecodeBlock(f *testing.F) {
 	})
 }
 
-// FuzzParseFooter makes the trailer fit what is before it, so that the index itself is fuzzed.
+// FuzzParseFooter makes the trailer fit the bytes before it, so that the index itself is fuzzed.
 func FuzzParseFooter(f *testing.F) {
 	for _, kind := range []Kind{Keys, Events} {
 		w := NewWriter(kind)
@@ -351,8 +351,8 @@ func FuzzParseFooter(f *testing.F) {
 	})
 }
 
-// seal makes a footer of its parts, and the size of a file that it describes. The number of blocks and rows is that of
-// the index, if that can be told, else what is given.
+// seal makes a footer of its parts, and returns the size of a file that it describes. It takes the numbers of blocks
+// and rows from the index if the index can be parsed, else from the arguments.
 func seal(index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, greatest uint64) (sealed []byte, size int64) {
 	d, count, sum := Decoder{Rest: index}, uint32(0), uint64(0)
 	size = headerSize
@@ -411,8 +411,8 @@ type countingCache map[int]bool
 func (c countingCache) Block(string, int) (*Block, bool)   { return nil, false }
 func (c countingCache) Keep(_ string, block int, _ *Block) { c[block] = true }
 
-// TestSkipDecodesNothingOfWhatItSkips: the newest version of each key is found, however many versions the one before
-// has.
+// TestSkipDecodesNothingOfWhatItSkips: a scan with Skip finds the newest version of each key, and decodes few blocks,
+// however many versions the previous key has.
 func TestSkipDecodesNothingOfWhatItSkips(t *testing.T) {
 	ctx := t.Context()
 	var entries []Entry
@@ -446,7 +446,7 @@ func TestSkipDecodesNothingOfWhatItSkips(t *testing.T) {
 	require.LessOrEqual(t, len(decoded), 8, "of %d blocks", len(r.footer.blocks))
 }
 
-// TestSkipIsAScan: whatever is skipped, what is left is what a scan would have come to.
+// TestSkipIsAScan: after any skips, the cursor yields what a scan would yield from there.
 func TestSkipIsAScan(t *testing.T) {
 	ctx := t.Context()
 	rng := rand.New(rand.NewPCG(5, 5))
@@ -483,7 +483,7 @@ func TestSkipIsAScan(t *testing.T) {
 	}
 }
 
-// someBlocks excludes blocks that are told, and notes those that are read.
+// someBlocks excludes the given blocks, and records the entries of those that are read.
 type someBlocks struct {
 	t       *testing.T
 	r       *Reader
@@ -510,9 +510,9 @@ func named(entries []Entry) (names []string) {
 	return names
 }
 
-// TestFilter: a scan yields all of the blocks that it does not pass over, also if a block is excluded only after the
-// scan has read ahead. It reads none of those that it passes over: all that are excluded, but for those of which a
-// version hides one in a block that is read.
+// TestFilter: a scan yields everything in the blocks that it does not skip, even if a block is excluded only after the
+// scan has read ahead. It reads none of the blocks that it skips. It skips all excluded blocks, except those that hide
+// a version in a block that is read.
 func TestFilter(t *testing.T) {
 	ctx := t.Context()
 	rng := rand.New(rand.NewPCG(6, 6))

@@ -24,8 +24,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/buckettest"
 )
 
-// A process of these tests that has the first in its environment is one of several writers in a folder. The second says
-// how often it writes.
+// A process of these tests with writerFolder in its environment is one of several writers in that folder.
+// writerIncrements says how often it writes.
 const (
 	writerFolder     = "BUCKET_TEST_WRITER_FOLDER"
 	writerIncrements = "BUCKET_TEST_WRITER_INCREMENTS"
@@ -61,11 +61,11 @@ func open(t *testing.T, folder string) *Bucket {
 
 const (
 	increments = 40
-	// endless is for a writer that is killed: the test may be late to see its first increments.
+	// endless is for a writer that is killed: the test may be late to notice its first increments.
 	endless = math.MaxInt32
 )
 
-// increment is a writer's whole life: it adds to the count and says each time that it has.
+// increment is the whole life of a writer: it increments the count, and prints a line for each time.
 func increment(folder string, increments int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -91,7 +91,7 @@ func increment(folder string, increments int) error {
 	return nil
 }
 
-// count is followed by a nonce, which makes every content unique.
+// count is the count followed by a nonce, which makes every content unique.
 func count(n uint64) []byte {
 	body := binary.BigEndian.AppendUint64(nil, n)
 	return binary.BigEndian.AppendUint64(body, rand.Uint64())
@@ -113,7 +113,7 @@ func TestTwoProcessesLoseNoReplacement(t *testing.T) {
 	require.EqualValues(t, 2*increments, countIn(t, b))
 }
 
-// A killed writer holds nobody up and leaves no part of an object; what it acknowledged is there.
+// A killed writer blocks nobody and leaves no partial object. What it acknowledged is there.
 func TestKilledWriter(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -157,7 +157,8 @@ func countIn(t *testing.T, b *Bucket) uint64 {
 	return binary.BigEndian.Uint64(body)
 }
 
-// Whoever waits for a stopped holder of the lock waits no longer than asked to, and the lock is free afterwards.
+// A request that waits for a stopped holder of the lock waits no longer than its context, and the lock is free
+// afterwards.
 func TestStoppedHolderOfTheLock(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -184,7 +185,7 @@ func TestStoppedHolderOfTheLock(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The first write removes them: who only reads removes nothing.
+// The first write removes abandoned files. Reads remove nothing.
 func TestWritesRemoveAbandonedOnes(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -210,7 +211,7 @@ func TestWritesRemoveAbandonedOnes(t *testing.T) {
 	}))
 }
 
-// No write leaves its staged file behind, whatever becomes of it.
+// No write leaves its staged file behind, whatever its outcome.
 func TestNothingStaysStaged(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -233,8 +234,8 @@ func TestNothingStaysStaged(t *testing.T) {
 	require.Empty(t, staged)
 }
 
-// planted are things that others who may write in a bucket's folder could put in the place of one of its own. Each is
-// told the path, and that of a folder with a file "a" outside of the bucket.
+// planted are things that others with write access to a bucket's folder could put in place of its own files. Each
+// function gets the path, and the path of a folder outside of the bucket with a file "a".
 var planted = map[string]func(path, outside string) error{
 	"link to a folder": func(path, outside string) error { return os.Symlink(outside, path) },
 	"link to a file":   func(path, outside string) error { return os.Symlink(filepath.Join(outside, "a"), path) },
@@ -251,8 +252,8 @@ var planted = map[string]func(path, outside string) error{
 	},
 }
 
-// A bucket with anything but folders and regular files is refused by name, wherever that is, and touches nothing
-// outside of itself.
+// Open refuses a bucket with anything but folders and regular files, wherever it is, names it, and touches nothing
+// outside of the bucket.
 func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	for what, plant := range planted {
 		for _, place := range []string{"cell/root", "cell/seg", stagedName, lockName} {
@@ -275,11 +276,11 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	}
 }
 
-// What is put there later leads nowhere: it is neither read nor written, waited for nor tidied.
+// A thing that is planted later leads nowhere: the bucket neither reads nor writes it, waits for it, nor removes it.
 func TestNothingLeadsOutOfTheBucket(t *testing.T) {
 	for what, plant := range planted {
 		if what == "link within" {
-			continue // is followed
+			continue // it is followed
 		}
 		t.Run(what, func(t *testing.T) {
 			folder, outside := t.TempDir(), t.TempDir()
@@ -361,7 +362,7 @@ func BenchmarkReplace(b *testing.B) {
 	}
 }
 
-// Of one process's writers at most one waits in the system call, on a thread, also when nobody waits for it any more.
+// At most one writer of a process waits in the system call, on a thread, even when nobody waits for it any more.
 func TestWritersWaitWithoutThreads(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -385,7 +386,7 @@ func TestWritersWaitWithoutThreads(t *testing.T) {
 	require.LessOrEqual(t, descriptors(), before+1)
 }
 
-// A folder that is reached by a link is listed, synced and opened as any other.
+// A folder that is reached by a link is listed, synced and opened like any other.
 func TestALinkedFolder(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(t.TempDir(), link))

@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// What is changed back passes a stale condition: that is the danger against which every root is unique.
+// An object that is changed and changed back passes a stale condition. Because of this danger every root is unique.
 func TestHashedETags(t *testing.T) {
 	b := New()
 	first, err := b.Create(t.Context(), "root", []byte("A"))
@@ -74,7 +74,7 @@ func TestStrict(t *testing.T) {
 	}
 	t.Run("allowed", func(t *testing.T) {
 		b, f, _ := setUp(t)
-		_, _ = b.Create(ctx, "cell/seg/a", []byte("1")) // a retry of the same
+		_, _ = b.Create(ctx, "cell/seg/a", []byte("1")) // a retry with the same content
 		_, _ = b.Create(ctx, "cell/root", []byte("2"))  // a lost race for the first commit
 		_, etag, err := b.Get(ctx, "cell/root")
 		require.NoError(t, err)

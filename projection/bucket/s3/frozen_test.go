@@ -14,8 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// TestExpiredKeys: keys of a role are asked for again once they have expired, as they have after a freeze, and not
-// before.
+// TestExpiredKeys: a role's keys are fetched again once they have expired, as after a freeze, and not before.
 func TestExpiredKeys(t *testing.T) {
 	var used []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -48,14 +47,14 @@ func TestExpiredKeys(t *testing.T) {
 		_, _, err := b.Get(t.Context(), "k")
 		require.NoError(t, err)
 	}
-	b.Reconnect() // which takes the keys along
+	b.Reconnect() // keeps the keys
 	_, _, err = b.Get(t.Context(), "k")
 	require.NoError(t, err)
 	require.Equal(t, []string{"key-1 session-1", "key-2 session-2", "key-2 session-2", "key-2 session-2"}, used)
 	require.Equal(t, 2, given)
 }
 
-// TestReconnect: where the connections have died without a sign, the next request after Reconnect makes another.
+// TestReconnect: if the connections have died unnoticed, the next request after Reconnect makes a new one.
 func TestReconnect(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("ETag", `"e"`) }))
 	defer server.Close()

@@ -52,14 +52,14 @@ func open(t *testing.T, s miniotest.Server, name string) *Bucket {
 	return b
 }
 
-// ensure makes the bucket unless it is there.
+// ensure makes the bucket unless it exists.
 func ensure(t *testing.T, b bucket.Bucket) {
 	t.Helper()
 	_, err := bucket.Ensure(t.Context(), b, true)
 	require.NoError(t, err)
 }
 
-// A bucket is made only at a word, and whoever made it says so. A name that was mistyped makes none.
+// A bucket is only made on request, and its maker says so. A mistyped name makes no bucket.
 func testEnsure(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	b := bucket.Count(open(t, s, "ensured"))
@@ -78,7 +78,7 @@ func testEnsure(t *testing.T, s miniotest.Server) {
 	require.True(t, exists)
 }
 
-// What the product writes is what an independent client reads: sizes, ETags, content, order.
+// An independent client reads what the product writes: sizes, ETags, content, order.
 func testReadBack(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	b := open(t, s, "readback")
@@ -135,7 +135,7 @@ func requireReadBack(t *testing.T, s miniotest.Server, key string, body []byte, 
 	require.Equal(t, stat.ETag, fmt.Sprintf("%x", md5.Sum(body)), "one part, so the ETag is the content's MD5")
 }
 
-// A replacement by another client is a failed precondition of ours.
+// After a replacement by another client, ours fails its precondition.
 func testWrittenByAnother(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	b := open(t, s, "another")
@@ -172,7 +172,7 @@ func testWrongSecret(t *testing.T, s miniotest.Server) {
 	requireNoMeaning(t, b)
 }
 
-// requireNoMeaning: errors that say nothing about an object.
+// requireNoMeaning requires errors that say nothing about an object.
 func requireNoMeaning(t *testing.T, b *Bucket) {
 	t.Helper()
 	ctx := t.Context()
@@ -188,7 +188,7 @@ func requireNoMeaning(t *testing.T, b *Bucket) {
 	}
 }
 
-// A write whose response is lost is an unknown outcome, not a precondition failed by a retry of our own.
+// A write whose response is lost has an unknown outcome; it is not a precondition that failed because of our own retry.
 func testLostResponses(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	ensure(t, open(t, s, "lost"))
@@ -223,7 +223,7 @@ func testLostResponses(t *testing.T, s miniotest.Server) {
 	require.EqualValues(t, 2, puts.Load())
 }
 
-// answering is a server that answers every request alike, and counts them.
+// answering is a server that gives every request the same answer, and counts the requests.
 func answering(t *testing.T, status int, code string) (*Bucket, *atomic.Int64) {
 	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -242,7 +242,7 @@ func TestAnswers(t *testing.T) {
 	for _, c := range []struct {
 		status          int
 		code            string
-		create, replace error // nil: an error of no meaning
+		create, replace error // nil: an error without meaning
 	}{
 		{412, "PreconditionFailed", bucket.ErrPrecondition, bucket.ErrPrecondition},
 		{409, "ConditionalRequestConflict", bucket.ErrPrecondition, bucket.ErrPrecondition},
@@ -281,7 +281,7 @@ func TestReplaceNeverUnconditional(t *testing.T) {
 	require.Zero(t, requests.Load())
 }
 
-// A body that breaks off is asked for again, a few times.
+// A body that breaks off is requested again, a few times.
 func TestBrokenBody(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for timeouts")
@@ -312,7 +312,7 @@ func TestBrokenBody(t *testing.T) {
 	}
 }
 
-// A server that accepts a connection and says nothing ends a request at its deadline.
+// If a server accepts a connection and never answers, the request ends at its deadline.
 func TestSilentServer(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
