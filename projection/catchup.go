@@ -325,7 +325,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			first.rootRead, first.again = known, p.renew
 			return first, nil
 		}
-		if snap.root.Epoch > v.snap.root.Epoch { // what this process writes would be void
+		if snap.root.Epoch > v.snap.root.Epoch { // writes of this process would be void
 			return nil, fmt.Errorf("the root is of epoch %d, this process of %d: %w",
 				snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
 		}

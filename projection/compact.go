@@ -27,7 +27,7 @@ const (
 	// manyEvents is how many event segments a root lists before neighbours among them are joined. If none can be
 	// joined, the oldest half moves to a page. A small cell needs neither.
 	manyEvents = 512
-	// joinAtLeast segments make one of at most joinedBytes.
+	// joinAtLeast is how many segments are joined at least, joinedBytes the largest size of the result.
 	joinAtLeast = 16
 	joinedBytes = 8 << 20
 )

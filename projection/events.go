@@ -42,7 +42,7 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 	}
 }
 
-// taker takes the events that are read.
+// taker receives the events that are read.
 type taker struct {
 	// yield gets the events of the keys. If it returns false, reading ends.
 	yield func(eventlog.Event) bool

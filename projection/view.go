@@ -17,7 +17,7 @@ type View struct {
 	p    *Projection
 	snap *snapshot
 	tail *tail
-	// first is the log's first revision, asked when the head was last learned.
+	// first is the log's first revision, and asked when the log was asked for it and its head.
 	first Revision
 	asked time.Time
 	// proven is the connection on which the log was seen to hold the last event that the root or the tail knows.

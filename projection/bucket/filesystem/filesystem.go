@@ -51,7 +51,7 @@ const (
 // Bucket is a bucket.Bucket. It owns no goroutine between requests and needs no closing.
 type Bucket struct {
 	root *os.Root
-	turn chan struct{} // of writers, see lock
+	turn chan struct{} // held by one writer at a time, see lock
 	tidy sync.Once     // at the first write: a reader removes nothing
 
 	mu      sync.Mutex      // guards durable
@@ -466,7 +466,7 @@ func etagOf(body []byte) string {
 	return fmt.Sprintf("%x-%d", sum[:16], len(body))
 }
 
-// missing also covers a key below another key's file.
+// missing reports whether a file does not exist, also because its path leads through another file.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
