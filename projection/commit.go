@@ -120,7 +120,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 		return next, err
 	}
 
-	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves it without a root.
+	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an unnamed index.
 	return next, p.writeIndex(ctx, next)
 }
 

@@ -30,7 +30,7 @@ const (
 	// that the first list reads would push out the facts by which the next list avoids reading blocks.
 	factShare = 8
 	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are kept. With
-	// 1024 of 65536 facts, one in sixty blocks is read for nothing.
+	// 1024 of the 65536 possible facts, a fact is in one of sixty blocks by chance, which is then read for nothing.
 	mostFacts = 1024
 	// segmentOverhead and blockOverhead are about what facts take besides themselves.
 	segmentOverhead, blockOverhead = 512, 32

@@ -16,8 +16,8 @@ type FencePlan struct {
 	// Log is what the log held, and Applied the snapshot's applied revision.
 	Log     eventlog.Bounds
 	Applied Revision
-	// Lost says why the log's events above Applied cannot be kept: the log belongs to another cell, or no server has
-	// the first of these events undamaged (eventlog.ErrNowhere). It is nil if they were folded.
+	// Lost says why the log's events above Applied cannot be kept: the log does not belong to the snapshot, or no
+	// server has the first of these events undamaged (eventlog.ErrNowhere). It is nil if they were folded.
 	Lost error
 	// To is the first revision after the fence. The next epoch begins with it.
 	To Revision

@@ -115,8 +115,8 @@ func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 }
 
 // toForget says which versions of the keys must go, and returns the revision of the newest version among the keys, 0 if
-// there is none. The newest version of a live object stays. Everything else of the keys up to the given revision goes,
-// void events too.
+// there is none. Of a live object every version before the newest goes. Of any other key everything up to the given
+// revision goes, void events too.
 func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision) (_ *departing, last Revision, err error) {
 	v, err := p.AtLeast(ctx, upto)
 	if err != nil {

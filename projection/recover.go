@@ -28,8 +28,8 @@ type RecoverPlan struct {
 	// time.
 	Revision Revision
 	Time     time.Time
-	// Log is what the log held. Lost says why none of its events can be kept: the log belongs to another cell, or no
-	// server has one of them undamaged. It is nil if they can be kept.
+	// Log is what the log held. Lost says why none of its events can be kept: the log does not belong to the bucket, or
+	// no server has one of them undamaged. It is nil if they can be kept.
 	Log  eventlog.Bounds
 	Lost error
 	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if

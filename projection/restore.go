@@ -118,9 +118,9 @@ type Restored struct {
 	Copied, Written int64
 }
 
-// Restore makes a new cell of all objects that are live at the revision, as they are there. The cell lies below a
-// prefix of the bucket b, or of the source's own bucket if b is nil. If the revision is inside a batch, the whole batch
-// is restored. Restore fails if there is a cell already. It only reads the source, and the new cell shares nothing with
+// Restore makes a new cell of all objects that are live at the revision, as they are then. The cell lies below a prefix
+// of the bucket b, or of the source's own bucket if b is nil. If the revision is inside a batch, the whole batch is
+// restored. Restore fails if there is a cell already. It only reads the source, and the new cell shares nothing with
 // it.
 //
 //  1. Look for a root. If there is one, nothing is changed.

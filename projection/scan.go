@@ -59,8 +59,8 @@ type merged struct {
 	selects bool
 }
 
-// head is a source and its current version: the newest at or below revision at of its next key. It leaves out versions
-// that have one of the flags in skip.
+// head is a source and its current version: of its next key, the newest version at or below the revision in at. It
+// leaves out versions that have one of the flags in skip.
 type head struct {
 	source  source
 	at      Revision

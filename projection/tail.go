@@ -11,8 +11,8 @@ import (
 // tail is the events after the snapshot, as they came. Which of them are void is only found out when a key is read, so
 // catching up asks nothing of the bucket. A tail is immutable; extend shares its data.
 type tail struct {
-	// byKey is ordered by key, newest first. All tails share cloning, which is held while byKey is cloned: that writes
-	// to both.
+	// byKey is ordered by key, newest first. All tails share cloning, which is held while byKey is cloned, because
+	// cloning writes to both trees.
 	byKey   *btree.BTreeG[*record]
 	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.

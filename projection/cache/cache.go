@@ -2,7 +2,7 @@
 // others need.
 //
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
-// caches is dropped first. An owner is whom a value belongs to, in a cell the namespace of an object. A share is the
+// caches is dropped first. An owner is what a value belongs to: in a cell, the namespace of an object. A share is the
 // quarter of the caches' room that an owner may take from the others; an owner alone may have all of the room. A value
 // is cold when nobody has used it for 15 seconds. Held bytes belong to no cache and cannot be dropped. The caches have
 // the rest, and at least three eighths of the budget.
@@ -17,8 +17,8 @@ import (
 	"unsafe"
 )
 
-// shares is the number of shares of the caches' room. While the room is in use, an owner beyond one share takes room
-// only from itself.
+// shares is the number of shares of the caches' room. While the rest of the room is in use, an owner beyond one share
+// takes room only from itself.
 const shares = 4
 
 // cold is how long an unused value is safe from an owner beyond its share.
