@@ -82,8 +82,8 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	return time.Duration(by)
 }
 
-// appendMark adds a mark if the last one is old enough. It drops marks with a later time, which was wrong; the next mark
-// covers their revisions. Of the marks that are older than twice the retention it keeps one.
+// appendMark adds a mark if the last one is old enough. It drops marks with a later time, which was wrong; the next
+// mark covers their revisions. Of the marks that are older than twice the retention it keeps one.
 func appendMark(ring []mark, m mark, clock, retention int64) []mark {
 	for len(ring) > 0 && ring[len(ring)-1].Time > m.Time {
 		ring = ring[:len(ring)-1]
