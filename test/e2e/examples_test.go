@@ -21,22 +21,20 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestExamplesAreDocumented: the Go code in documents is the code of examples, which are compiled and run.
+// TestExamplesAreDocumented: the Go code in docs/subscribers.md is the code of examples, which are compiled and run.
 func TestExamplesAreDocumented(t *testing.T) {
 	shown := 0
-	for _, document := range []string{"README.md", "docs/subscribers.md"} {
-		for info, blocks := range product.Snippets(t, document) {
-			folder, ok := strings.CutPrefix(info, "go examples/")
-			if !ok {
-				continue
-			}
-			source, err := os.ReadFile(filepath.Join("../../examples", folder, "main.go"))
-			require.NoError(t, err)
-			for _, block := range blocks {
-				shown++
-				lines := regexp.MustCompile(`(?m)^(.+)$`).ReplaceAllString(strings.TrimRight(block, "\n"), "\t$1")
-				require.Contains(t, string(source), lines, "%s shows something else than examples/%s", document, folder)
-			}
+	for info, blocks := range product.Snippets(t, "docs/subscribers.md") {
+		folder, ok := strings.CutPrefix(info, "go examples/")
+		if !ok {
+			continue
+		}
+		source, err := os.ReadFile(filepath.Join("../../examples", folder, "main.go"))
+		require.NoError(t, err)
+		for _, block := range blocks {
+			shown++
+			lines := regexp.MustCompile(`(?m)^(.+)$`).ReplaceAllString(strings.TrimRight(block, "\n"), "\t$1")
+			require.Contains(t, string(source), lines, "docs/subscribers.md shows something else than examples/%s", folder)
 		}
 	}
 	require.NotZero(t, shown)

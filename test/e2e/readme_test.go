@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,21 +15,23 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestReadmeTour executes the README's ten minutes with kubectl, in their order. In between, the reader stops and
-// starts 'make dev' by hand. Shell functions do that here.
+// TestReadmeTour executes the tour of docs/start.md in its order, except for what the page says of the past, which
+// TestHistoryTour executes. In between, the reader stops and starts 'make dev' by hand. Shell functions do that here.
 func TestReadmeTour(t *testing.T) {
 	if testing.Short() {
-		t.Skip("runs all of the README")
+		t.Skip("runs docs/start.md")
 	}
 	t.Parallel()
-	blocks := product.Snippets(t, "README.md")
+	blocks := product.Snippets(t, "docs/start.md")
 	require.Len(t, blocks["sh tour"], 3)
 	require.Len(t, blocks["sh tour restarted"], 1)
 	require.Len(t, blocks["sh tour stopped"], 1)
+	require.Len(t, blocks["sh tour undone"], 1)
 	said := tour(t, strings.Join(blocks["sh tour"][:2], "\n"), "await_commit",
 		blocks["sh tour"][2], "wait $SERVER || true",
 		"start", blocks["sh tour restarted"][0],
-		"kill $SERVER; wait $SERVER", blocks["sh tour stopped"][0])
+		"kill $SERVER; wait $SERVER", blocks["sh tour stopped"][0],
+		"start", blocks["sh tour undone"][0])
 	for _, expected := range []string{
 		"namespace/tour created", "configmap/greeting patched", "/.logplane/bucket/logplane/root",
 		`"type":"MODIFIED"`, `"text":"before the kill"`, `"applied": "`,
@@ -36,20 +39,21 @@ func TestReadmeTour(t *testing.T) {
 	} {
 		require.Contains(t, said, expected)
 	}
+	require.Regexp(t, "configmaps/greeting was reverted, revision [0-9]+\nhello again", said)
 }
 
-// TestHistoryTour executes every command of docs/history.md and what the README says of the past, in their order.
+// TestHistoryTour executes every command of docs/history.md and what docs/start.md says of the past, in their order.
 func TestHistoryTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all of docs/history.md")
 	}
 	t.Parallel()
-	readme, history := product.Snippets(t, "README.md"), product.Snippets(t, "docs/history.md")
-	require.Len(t, readme["sh past"], 1)
+	start, history := product.Snippets(t, "docs/start.md"), product.Snippets(t, "docs/history.md")
+	require.Len(t, start["sh past"], 1)
 	require.NotEmpty(t, history["sh history"])
 	said := tour(t, "kubectl create namespace tour; kubectl create configmap greeting --namespace tour --from-literal=text=hello",
 		strings.Join(history["sh history"], "\n"),
-		"until kubectl get --raw /at/10s/api >/dev/null 2>&1; do kill -0 $SERVER; done", readme["sh past"][0])
+		"until kubectl get --raw /at/10s/api >/dev/null 2>&1; do kill -0 $SERVER; done", start["sh past"][0])
 	for _, expected := range []string{
 		"spec.template.spec.containers[0].image", "data.coffee", `"type":"MODIFIED"`, "deployment.apps/web   0/2", "manager: kubectl-patch",
 		`"coffee":"40"`, "configmaps/greeting",
@@ -93,14 +97,14 @@ trap 'kill -9 $SERVER 2>/dev/null || true' EXIT
 
 // TestReadmeCommands: the commands that a newcomer copies are make targets.
 func TestReadmeCommands(t *testing.T) {
-	blocks := product.Snippets(t, "README.md")
+	blocks := slices.Concat(product.Snippets(t, "README.md")["sh"], product.Snippets(t, "docs/start.md")["sh"])
 	var makefile strings.Builder
 	for _, name := range []string{"Makefile", "localstack/localstack.mk"} {
 		text, err := os.ReadFile(filepath.Join("../..", name))
 		require.NoError(t, err)
 		makefile.Write(text)
 	}
-	for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(strings.Join(blocks["sh"], "\n"), -1) {
+	for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(strings.Join(blocks, "\n"), -1) {
 		require.Regexp(t, `(?m)^`+target[1]+`:`, makefile.String())
 	}
 }

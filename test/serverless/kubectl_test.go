@@ -94,13 +94,13 @@ func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.Function.Resting() == f.Function.Started() })
 }
 
-// TestTour executes the README's tour through each front. What it kills there, by the process in the lock of its
-// folder, is a sandbox here; the platform starts another one.
+// TestTour executes the tour of docs/start.md through each front. The tour kills the process in the lock of its folder.
+// Here that is a sandbox, and the platform starts another one.
 func TestTour(t *testing.T) {
 	if testing.Short() {
-		t.Skip("runs the README's tour three times")
+		t.Skip("runs the tour three times")
 	}
-	blocks := product.Snippets(t, "README.md")
+	blocks := product.Snippets(t, "docs/start.md")
 	require.Len(t, blocks["sh tour"], 3)
 	script := strings.Join(append(blocks["sh tour"], blocks["sh tour restarted"]...), "\n")
 	for _, name := range []string{"function URL", "HTTP API", "REST API"} {
