@@ -78,7 +78,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 	switch {
 	case err == nil:
 		damaged.Inc()
-		slog.Warn("a copy of an event is damaged, and another was read: see 'Damaged copies' in docs/operations.md", "revision", rev,
+		slog.Warn("a copy of an event is damaged, and another was read: see 'Damaged copies' in docs/run/log.md", "revision", rev,
 			"connected to", l.config.Conn.ConnectedServerName(), "error", why)
 		return e, nil
 	case !heard:

@@ -35,7 +35,7 @@ func TestHalfABatchIsNoHead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range index { // docs/operations.md
+	for _, path := range index { // docs/run/log.md
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}

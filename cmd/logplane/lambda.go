@@ -33,7 +33,7 @@ func lambdaArguments(handler string) ([]string, error) {
 	return nil, fmt.Errorf("the function's handler is '%s': it must be '%s'; flags are environment variables such as LOGPLANE_NATS", handler, strings.Join(handlers, "', '"))
 }
 
-// measured are the metrics that a function writes into its log: those of docs/operations.md that an alarm needs.
+// measured are the metrics that a function writes into its log: those of docs/run/watch.md that an alarm needs.
 var measured = []string{
 	"logplane_projection_lag_seconds", "logplane_tail_bytes", "logplane_relief_commits_total", "logplane_void_events_total",
 	"logplane_commits_total", "logplane_bucket_requests_total",

@@ -140,10 +140,10 @@ func TestInit(t *testing.T) {
 	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
 }
 
-// TestFlagsAreDocumented: each flag of each command is named in docs/operations.md. The descriptions name other flags
+// TestFlagsAreDocumented: each flag of each command is named in docs/flags.md. The descriptions name other flags
 // and not their places in the list, which is in the order of the alphabet.
 func TestFlagsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/flags.md")
 	require.NoError(t, err)
 	named := map[string]bool{}
 	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
@@ -154,7 +154,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 			return
 		}
 		look := func(f *pflag.Flag) {
-			require.True(t, f.Name == "help" || named["--"+f.Name], "%s --%s is not in docs/operations.md", cmd.CommandPath(), f.Name)
+			require.True(t, f.Name == "help" || named["--"+f.Name], "%s --%s is not in docs/flags.md", cmd.CommandPath(), f.Name)
 			require.NotRegexp(t, "next (two|three|are)|files below|the same for all other", f.Usage, f.Name)
 		}
 		cmd.Flags().VisitAll(look)

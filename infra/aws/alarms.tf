@@ -1,4 +1,4 @@
-# What to watch is in docs/operations.md. Projectors on the machines are asked once a minute.
+# What to watch is in docs/run/watch.md. Projectors on the machines are asked once a minute.
 resource "aws_sns_topic" "alarms" {
   name = "${var.name}-alarms"
 }

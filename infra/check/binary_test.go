@@ -203,7 +203,7 @@ func TestVariables(t *testing.T) {
 
 // TestMetrics: alarms and the agent on machines name metrics that processes have.
 func TestMetrics(t *testing.T) {
-	operations, err := os.ReadFile("../../docs/operations.md")
+	page, err := os.ReadFile("../../docs/run/watch.md")
 	require.NoError(t, err)
 	named := regexp.MustCompile(`logplane_[a-z_]+[a-z]`)
 	agent, err := os.ReadFile("../aws/machine/agent.json.tftpl")
@@ -214,6 +214,6 @@ func TestMetrics(t *testing.T) {
 		assert.Contains(t, string(agent), "^"+metric+"$", "nobody collects %s", metric)
 	}
 	for _, metric := range named.FindAllString(string(agent), -1) {
-		assert.Contains(t, string(operations), metric)
+		assert.Contains(t, string(page), metric)
 	}
 }

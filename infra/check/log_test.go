@@ -110,7 +110,7 @@ func TestLogOnKubernetes(t *testing.T) {
 	kept(t, options)
 }
 
-// kept is what docs/operations.md says that a deployment must.
+// kept is what docs/run/cell.md says that a deployment must.
 func kept(t *testing.T, o *server.Options) {
 	t.Helper()
 	assert.True(t, o.SyncAlways, "an append is synced before it is acknowledged")

@@ -127,7 +127,7 @@ func onLinks(links []*link, begin, end func(*link) error) (func(context.Context)
 }
 
 // fillDisk fills the small disk with another stream, which its server alone holds. In the end that server gets a new
-// disk: JetStream does not use one again that was full (docs/operations.md).
+// disk: JetStream does not use one again that was full (docs/run/log.md).
 func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.nats[smallDisk]
 	leader := b.name

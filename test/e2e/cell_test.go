@@ -14,14 +14,14 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestCellInTenCommands executes the commands with which docs/operations.md makes a cell. The nats-server runs in this
+// TestCellInTenCommands executes the commands with which docs/run/cell.md makes a cell. The nats-server runs in this
 // process, the ports are free ones, and kubectl waits until somebody listens.
 func TestCellInTenCommands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
 	}
 	t.Parallel()
-	commands := product.Snippets(t, "docs/operations.md")["sh cell"]
+	commands := product.Snippets(t, "docs/run/cell.md")["sh cell"]
 	require.Len(t, commands, 1)
 	require.Equal(t, 10, strings.Count(commands[0], "\n"))
 	home := t.TempDir()

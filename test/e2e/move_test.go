@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A cell is moved to another bucket as docs/operations.md says: stop its processes, copy the objects, start them there.
-// What was read and watched goes on where it was, also what only the log had.
+// A cell is moved to another bucket as docs/run/recover.md says: stop its processes, copy the objects, and start them
+// there. What was read and watched goes on where it was, also what only the log had.
 func TestMoveBucket(t *testing.T) {
 	url := eventlogtest.Run(t, t.TempDir()).ClientURL()
 	before, after := filepath.Join(t.TempDir(), "before"), filepath.Join(t.TempDir(), "after")

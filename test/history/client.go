@@ -10,7 +10,7 @@
 //
 //  1. kill API processes and projectors and start them again, or pause them;
 //  2. kill, pause and cut off nats-servers, and depose the log's leader;
-//  3. fence the cell as docs/operations.md says, except that processes which are only paused go on afterwards.
+//  3. fence the cell as docs/run/recover.md says, except that processes which are only paused go on afterwards.
 package history
 
 import (

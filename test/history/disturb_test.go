@@ -143,7 +143,7 @@ func (c *cell) disturbAll(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// fence follows docs/operations.md, except that some processes are forgotten: they are paused, and go on afterwards.
+// fence follows docs/run/recover.md, except that some processes are forgotten: they are paused, and go on afterwards.
 // They must acknowledge nothing that is lost.
 func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	c.whole.Lock()

@@ -206,7 +206,7 @@ func (tr *transactions) disturb(ctx context.Context, random *rand.Rand) error {
 	return tr.cell.servers.whole(ctx)
 }
 
-// fill lets the log's disk be full until somebody has met that, and does then what docs/operations.md says. The space
+// fill lets the log's disk be full until somebody has met that, and does then what docs/run/log.md says. The space
 // that is left ends at some event of a large transaction: while it is sent, or while it is written.
 func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random *rand.Rand) error {
 	disk.Fill(tr.cell.t)

@@ -1,5 +1,5 @@
 // Command cost prints what a cell on AWS costs in a month, as the table of infra/README.md has it. Prices are its
-// input; the formulas are those of docs/operations.md.
+// input; the formulas are those of docs/run/cost.md.
 package main
 
 import (
@@ -84,7 +84,7 @@ func readPrices(r io.Reader) (Prices, error) {
 }
 
 const (
-	month    = 2_592_000 // seconds, as in docs/operations.md
+	month    = 2_592_000 // seconds, as in docs/run/cost.md
 	hours    = 730       // of a month, as machines are billed
 	million  = 1e6
 	gigabyte = 1e9
@@ -123,7 +123,7 @@ func usual(requests, readers float64) Load {
 // Bucket is how many requests a second go to the bucket.
 type Bucket struct{ Puts, Gets float64 }
 
-// bucketOf is 'Cost' of docs/operations.md, with its letters.
+// bucketOf is 'Cost' of docs/run/cost.md, with its letters.
 func bucketOf(l Load) Bucket {
 	const (
 		spill         = 256 << 10

@@ -25,7 +25,7 @@ func TestREADME(t *testing.T) {
 	require.Contains(t, string(document), "\n"+Table(prices(t))+"\n", "put there what 'go run ./cost' prints")
 }
 
-// TestModel: the formula gives what docs/operations.md says of its model, which has events of 1 KiB, no reader and no
+// TestModel: the formula gives what docs/run/cost.md says of its model, which has events of 1 KiB, no reader and no
 // lookups.
 func TestModel(t *testing.T) {
 	p := prices(t)
