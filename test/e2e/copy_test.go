@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// The log is lost with its servers, and the bucket is read-only from then on. As docs/run/recover.md says, a new cell
+// The log is lost with its servers, and the bucket is read-only from then on. As docs/run/copy.md says, a new cell
 // is made of it, with a log of its own: what was committed is there, revisions go on above all that was ever seen, and
 // an old revision is 410.
 func TestRestoreWithoutTheLog(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A cell is moved to another bucket as docs/run/recover.md says: stop its processes, copy the objects, and start them
+// A cell is moved to another bucket as docs/run/copy.md says: stop its processes, copy the objects, and start them
 // there. What was read and watched goes on where it was, also what only the log had.
 func TestMoveBucket(t *testing.T) {
 	url := eventlogtest.Run(t, t.TempDir()).ClientURL()
