@@ -106,7 +106,7 @@ func (l *ledger) open(b *testing.B) *book {
 	return &book{b, l, l.gets, l.puts, l.bytesRead, l.bytesWritten, cpuTime()}
 }
 
-// close reports the measurements, and fails if an operation took more GETs than docs/operations.md says.
+// close reports the measurements, and fails if an operation took more GETs than docs/run/requests.md says.
 func (k *book) close(most float64) {
 	n := float64(k.b.N)
 	if gets := float64(k.l.gets-k.gets) / n; gets > most {

@@ -100,7 +100,7 @@ func (d *day) append(writes []eventlog.Write) {
 }
 
 // TestDayOfHistory keeps a day of a cell's history: LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes. It prints
-// what the bucket takes without history, with it, and with rules (docs/operations.md). A short run requires that rules
+// what the bucket takes without history, with it, and with rules (docs/run/cost.md). A short run requires that rules
 // save events.
 func TestDayOfHistory(t *testing.T) {
 	if testing.Short() {

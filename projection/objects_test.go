@@ -36,8 +36,8 @@ func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	return c, config, want
 }
 
-// TestEveryObjectOfTheBucket is the table of docs/operations.md: what happens to a cell when an object of its bucket is
-// damaged, lost, or replaced by another of its kind (the root: by an earlier one), and what helps.
+// TestEveryObjectOfTheBucket is the table of docs/run/recover.md: what happens to a cell when an object of its bucket
+// is damaged, lost, or replaced by another of its kind (the root: by an earlier one), and what helps.
 func TestEveryObjectOfTheBucket(t *testing.T) {
 	newest := func(keys []string) string { return keys[len(keys)-1] }
 	named := func(refs []segmentRef) string { return refs[len(refs)-1].Key }

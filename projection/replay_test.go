@@ -37,7 +37,7 @@ func setting(name string, otherwise int) int {
 // TestReplay plays LOGPLANE_REPLAY updates of LOGPLANE_REPLAY_OBJECTS objects, LOGPLANE_REPLAY_RATE per second of
 // simulated time. One projector commits every second and compacts. One reader catches up twice a second and reads an
 // object. The floor follows ten minutes behind, and the purge point LOGPLANE_REPLAY_LOG seconds, by default also ten
-// minutes. With LOGPLANE_REPLAY_FOLDER the projector has a cache folder. The test prints the costs (docs/operations.md)
+// minutes. With LOGPLANE_REPLAY_FOLDER the projector has a cache folder. The test prints the costs (docs/run/cost.md)
 // beside the model's figures. A short run checks what was promised about them.
 func TestReplay(t *testing.T) {
 	if testing.Short() {

@@ -1,0 +1,86 @@
+package docs
+
+import (
+	"bufio"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	linked  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	scheme  = regexp.MustCompile(`^[a-z]+:`)
+	dropped = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+)
+
+// outsideCode calls do for each line of a page that is outside of fenced code.
+func outsideCode(t *testing.T, page string, do func(number int, line string)) {
+	t.Helper()
+	file, err := os.Open(page)
+	require.NoError(t, err)
+	defer file.Close()
+	code := false
+	lines := bufio.NewScanner(file)
+	for number := 1; lines.Scan(); number++ {
+		fence := strings.HasPrefix(strings.TrimSpace(lines.Text()), "```")
+		if fence {
+			code = !code
+		}
+		if !code && !fence {
+			do(number, lines.Text())
+		}
+	}
+	require.NoError(t, lines.Err())
+}
+
+// anchorsOf are those that a page's headings have.
+func anchorsOf(t *testing.T, page string) map[string]bool {
+	t.Helper()
+	anchors := map[string]bool{}
+	outsideCode(t, page, func(_ int, line string) {
+		title := strings.TrimLeft(line, "#")
+		if heading, ok := strings.CutPrefix(title, " "); ok && title != line {
+			heading = strings.ToLower(strings.TrimSpace(linked.ReplaceAllString(heading, "$1")))
+			anchors[strings.ReplaceAll(dropped.ReplaceAllString(heading, ""), " ", "-")] = true
+		}
+	})
+	return anchors
+}
+
+// TestLinksHaveTargets: each link between pages leads to a file of the repository, and to a heading of that page.
+func TestLinksHaveTargets(t *testing.T) {
+	require.NoError(t, filepath.WalkDir("../..", func(page string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "bin":
+			return fs.SkipDir
+		case filepath.Ext(page) != ".md":
+			return nil
+		}
+		outsideCode(t, page, func(number int, line string) {
+			for _, found := range link.FindAllStringSubmatch(line, -1) {
+				if scheme.MatchString(found[1]) {
+					continue
+				}
+				path, anchor, _ := strings.Cut(found[1], "#")
+				target := page
+				if path != "" {
+					target = filepath.Join(filepath.Dir(page), path)
+				}
+				_, err := os.Stat(target)
+				if assert.NoError(t, err, "%s:%d", page, number) && anchor != "" && filepath.Ext(target) == ".md" {
+					assert.True(t, anchorsOf(t, target)[anchor], "%s:%d: no heading '%s'", page, number, found[1])
+				}
+			}
+		})
+		return nil
+	}))
+}
