@@ -14,20 +14,21 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// refused is an error whose reason is one revision of the object. Revision 0 stands for its absence.
+// refused is an error that one revision of the object is the reason for. Revision 0 means that there is no object.
 type refused struct {
 	revision eventlog.Revision
 	error
 }
 
-// attempts bounds how often a write is computed. With the pauses between them, these are some seconds at least in which
-// the write has lost every time.
+// attempts bounds how often a write is computed. With the pauses between them, so many attempts take some seconds at
+// least, and the write has lost each time.
 const attempts = 100
 
-// compute runs try on a view, and again on a newer one if it lost to another write of the key. It also runs it again if
-// it was refused because of a revision that is not the object's last any more: the view may be from the request's
-// start. A write that adds or removes the object changes what its namespace counts, and waits for those that have lost
-// there already. Without that, each newcomer would make them lose once more.
+// compute runs try on a view, and again on a newer view if the write lost to another write of the key. It also runs try
+// again if a revision that is no longer the object's last one is the reason for a refusal, because the view may be from
+// the request's start. A write that adds or removes the object changes its namespace's counts. If writes of the
+// namespace that have lost are being tried again, such a write waits for its turn behind them; else each newcomer would
+// make them lose once more.
 func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	if t := transactionOf(ctx); t != nil {
 		rev, err := t.compute(try)
@@ -75,13 +76,13 @@ func (s *store) compute(ctx context.Context, path string, counts bool, try func(
 	return 0, s.writeFailed(ctx, err, path)
 }
 
-// turns are those of a store's writes that have lost, by what is contended. Each is made when it is first needed.
+// turns are the turns of a store's writes that have lost, by what they contend for. Each turn is made on first use.
 type turns struct {
 	mu  sync.Mutex
 	all [64]chan struct{} // by mu
 }
 
-// of is the turn of what is contended. Whoever has sent to it has the turn.
+// of returns the turn for what is contended. Sending to the channel takes the turn.
 func (t *turns) of(contended string) chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,11 +95,12 @@ func (t *turns) of(contended string) chan struct{} {
 
 func (t *turns) taken(contended string) bool { return len(t.of(contended)) > 0 }
 
-// turnTime bounds the wait for a turn. Then the write is tried without one.
+// turnTime bounds the wait for a turn. After it the write is tried without a turn.
 const turnTime = 5 * time.Second
 
-// take waits until no other write of this store is tried again that contends for the same. They would only make each
-// other lose once more. It returns nil if that takes too long. Its holder gives the turn back by receiving from it.
+// take waits until no other write of this store that contends for the same thing is being tried again: together they
+// would only make each other lose once more. It returns nil if the wait takes too long. The holder gives the turn back
+// by receiving from it.
 func (t *turns) take(ctx context.Context, contended string) chan struct{} {
 	turn := t.of(contended)
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
@@ -111,8 +113,8 @@ func (t *turns) take(ctx context.Context, contended string) chan struct{} {
 	}
 }
 
-// contended is what a write has lost. What is written beside objects, such as a quota, all writes of a namespace want
-// to change.
+// contended returns what the write has lost: a path, or the namespace if the batch had writes beside the object, such
+// as that of a quota, which all writes of the namespace want to change.
 func (s *store) contended(path string, err error) string {
 	var failed appendError
 	if namespace := s.key(path).Namespace; namespace != "" && errors.As(err, &failed) && failed.beside {
@@ -121,7 +123,7 @@ func (s *store) contended(path string, err error) string {
 	return path
 }
 
-// ifChanged returns a new view if it shows another revision of the object than the one that was refused. Else it
+// ifChanged returns a new view if the object's revision in it differs from the one that was refused. Otherwise it
 // returns the refusal.
 func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
 	v, err := s.latest(ctx)
@@ -141,7 +143,7 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	return v, nil
 }
 
-// lost says that certainly nothing was written and that the write may succeed on a newer view. Another write of one of
+// lost says that certainly nothing was written, and that the write may succeed on a newer view: another write of one of
 // the keys came first, or the floor has passed the view.
 func lost(err error) bool {
 	var failed appendError
@@ -157,7 +159,7 @@ func backOff(ctx context.Context, failures int) error {
 	return eventlog.Pause(ctx, rand.N(time.Millisecond<<min(failures, 7)))
 }
 
-// appendError is an error of the append itself, rather than of upstream's functions.
+// appendError is an error of the append itself, as opposed to one of upstream's functions.
 type appendError struct {
 	error
 	beside bool // the batch had more than the object
@@ -165,13 +167,13 @@ type appendError struct {
 
 func (e appendError) Unwrap() error { return e.error }
 
-// decisions bounds how often it is decided what belongs beside a write, because to read for that has taken long.
+// decisions bounds how often Beside is asked again because reading for it took too long.
 const decisions = 3
 
-// append appends in one batch the write of an object, those of its claims, and those that belong beside it. To compute
-// the object may have taken long, as webhooks are asked for it, and so may what is read for the others. What decides
-// now about the write is therefore no older than Staleness: the newest view, if the object is in it as it was. Else the
-// object must be computed again.
+// append appends in one batch the write of an object, those of its claims, and those that Beside returns. Computing the
+// object may have taken long, because webhooks are asked, and so may the reads for the other writes. The view by which
+// the write is decided is therefore no older than Staleness. If it has grown older, append takes the newest view,
+// provided that the object is the same in it. Otherwise the object must be computed again.
 func (s *store) append(ctx context.Context, v *projection.View, c Change, at projection.State, write func(*projection.State) projection.Write) (eventlog.Revision, error) {
 	t := transactionOf(ctx)
 	if err := t.mayCreate(c.Before == nil, c.Key); err != nil {
@@ -202,7 +204,7 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, at pro
 	return rev, nil
 }
 
-// still returns the newest view, and the state of a key in it, if that has the object as it was.
+// still returns the newest view and the state of a key in it, if the object is the same in that view.
 func (s *store) still(ctx context.Context, key eventlog.Key, was projection.State) (*projection.View, projection.State, error) {
 	v, err := s.latest(ctx)
 	if err != nil {
@@ -219,7 +221,7 @@ func (s *store) still(ctx context.Context, key eventlog.Key, was projection.Stat
 	return v, at, nil
 }
 
-// besides are the writes of a change's claims, and those that belong beside it.
+// besides returns the writes of a change's claims, and those that Beside returns.
 func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error) {
 	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
 	if err != nil || s.Resource.Beside == nil {
@@ -229,11 +231,11 @@ func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]pr
 	return append(writes, beside...), err
 }
 
-// Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the
-// view, which give each its base and precondition. It serves requests and what writes without one. The context says who
-// writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. For a request that has
-// ended, and while the log is known to refuse, it writes nothing and fails with ErrNotPublished. In a transaction it
-// keeps the writes for the transaction's end, and the revision is provisional.
+// Append appends writes in one batch and returns the revision of the last one. The writes come from States of the view,
+// which give each its base and precondition. Append serves requests, and also parts of Logplane that write without one.
+// The context says who writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. If
+// the request has ended, or while the log is known to refuse, Append writes nothing and fails with ErrNotPublished. In
+// a transaction it keeps the writes for the transaction's end, and the revision is provisional.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	if author, ok := AuthorOf(ctx); ok {
 		for i, w := range writes {
@@ -254,7 +256,7 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 	return rev, err
 }
 
-// writeFailed is what a client is told about a write that failed. If upstream's functions refused it, that is the
+// writeFailed returns the answer to a client whose write failed. A refusal by upstream's functions is itself the
 // answer.
 func (s *store) writeFailed(ctx context.Context, err error, path string) error {
 	var no refused

@@ -20,8 +20,8 @@ type Claim struct {
 	// ContentType and Body of the claim object as stored.
 	ContentType string
 	Body        []byte
-	// Held says whether a live row of Key is still this owner's claim, so that it must be deleted with the owner. If it
-	// is nil, the row is the claim if its value is Body.
+	// Held says whether a live row of Key is still this owner's claim, and so must be deleted with the owner. If Held
+	// is nil, the row is the claim if its value equals Body.
 	Held func(ctx context.Context, row projection.Row) bool
 }
 
@@ -33,19 +33,19 @@ func (c Claim) held(ctx context.Context, row projection.Row) bool {
 	return bytes.Equal(row.Value, c.Body)
 }
 
-// ClaimedError says that another owner holds a claim. Nothing was written. Projection.Current shows the claim.
+// ClaimedError says that another owner holds a claim. Nothing was written. Projection.Current has the claim.
 type ClaimedError struct{ Key eventlog.Key }
 
 func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
 
-// Status is for a client whose request does not try again. If the client does, its request may see the claim and avoid
-// it.
+// Status is the answer if the server does not try again. If the client does, its next request may see the claim and
+// avoid it.
 func (e *ClaimedError) Status() metav1.Status {
 	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
 }
 
 // claimWrites are the writes that turn the claims of the object before into those of the object after. Nil stands for
-// no object. They come before their owner in its batch, so that nobody ever sees the one without the other.
+// no object. In the batch they come before the owner's write, so that nobody ever sees an owner without its claims.
 func (s *store) claimWrites(ctx context.Context, v *projection.View, before, after runtime.Object) ([]projection.Write, error) {
 	if s.Resource.Claims == nil {
 		return nil, nil
@@ -85,7 +85,7 @@ func (s *store) claimsOf(ctx context.Context, obj runtime.Object) ([]Claim, erro
 	return s.Resource.Claims(ctx, obj)
 }
 
-// missing are the claims of a whose keys b has not, each of them once.
+// missing returns the claims in a whose keys are not in b, each key once.
 func missing(a, b []Claim) []Claim {
 	seen := make(map[eventlog.Key]bool, len(a)+len(b))
 	for _, c := range b {
@@ -101,7 +101,7 @@ func missing(a, b []Claim) []Claim {
 	return left
 }
 
-// takeClaim returns the write that creates a claim. If somebody holds the claim it is a ClaimedError.
+// takeClaim returns the write that creates a claim. It fails with a ClaimedError if somebody holds the claim.
 func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Write, error) {
 	at, err := v.State(ctx, c.Key)
 	if err != nil {

@@ -11,45 +11,46 @@ import (
 
 type endKey struct{}
 
-// WithEnd returns a context whose watches end without an error once end is closed. Those that asked for bookmarks get a
-// last one. A nil end takes the end of an outer context away.
+// WithEnd returns a context whose watches end without an error once end is closed. Watches that asked for bookmarks get
+// a last one. A nil end removes the end of an outer context.
 func WithEnd(ctx context.Context, end <-chan struct{}) context.Context {
 	return context.WithValue(ctx, endKey{}, end)
 }
 
-// EndOf returns the context's end. Without one it is nil, which is never closed.
+// EndOf returns the context's end. It is nil if there is none; a nil channel is never closed.
 func EndOf(ctx context.Context) <-chan struct{} {
 	end, _ := ctx.Value(endKey{}).(<-chan struct{})
 	return end
 }
 
-// Line is the way of events to a watch's client past the goroutine that serves it, for while that has nothing to do.
+// Line sends events to a watch's client directly, past the goroutine that serves the watch, while that goroutine is
+// idle.
 type Line interface {
-	// Form is how events are encoded for the client.
+	// Form is the encoding of events for the client.
 	Form() Form
-	// Sends says that Send can send something, at times.
+	// Sends says that Send may be able to send.
 	Sends() bool
-	// Send sends a chunk that Form has made, and never waits. It reports false if it sent nothing.
+	// Send sends a chunk that was encoded by Form, and never waits. It returns false if it sent nothing.
 	Send(chunk []byte) bool
-	// SendAll sends frames of so many events, and waits for the client.
+	// SendAll sends frames that hold so many events, and waits for the client.
 	SendAll(frames []byte, events int) error
 }
 
 // Form is how events are encoded for a client.
 type Form interface {
 	fanout.Form
-	// Name tells the form from others of the resource.
+	// Name is unique among the forms of the resource.
 	Name() string
-	// Frame encodes an event of an object, to which it may write. Frames of several events may follow one another.
+	// Frame encodes an event of an object, and may write to the object. Frames may be concatenated.
 	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
-	// Verbatim returns what appends the frame of the first event of an object, for the context of a watch. It is nil if
-	// all objects must be decoded.
+	// Verbatim returns a function that appends the frame of an object's ADDED event, given how the object is stored.
+	// The context is that of the watch. It returns nil if all objects must be decoded.
 	Verbatim(ctx context.Context) Append
 }
 
 type lineKey struct{}
 
-// WithLine returns a context of one watch, for which it gives the line to the client.
+// WithLine returns a context for one watch, with the line to its client.
 func WithLine(ctx context.Context, l Line) context.Context {
 	return context.WithValue(ctx, lineKey{}, l)
 }

@@ -31,7 +31,7 @@ func (l *listing) keepCorrupt(row projection.Row, err error) error {
 	return nil
 }
 
-// corruptions is the Status that names every corrupt object, nil if there is none.
+// corruptions returns the Status that names every corrupt object, or nil if there is none.
 func (l *listing) corruptions() error {
 	if len(l.corrupt) == 0 {
 		return nil
@@ -61,7 +61,7 @@ func (l *listing) corruptions() error {
 	}}
 }
 
-// corruptDeletion is the last event of a watch that met the deletion of an object which it cannot decode.
+// corruptDeletion is the last event of a watch that cannot decode a deleted object.
 func corruptDeletion(err error) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// next returns the continue token and, if nothing is selected, the count of the objects that are left.
+// next returns the continue token and, if the list selects nothing, how many objects are left.
 func (l *listing) next(ctx context.Context) (token string, remaining *int64, err error) {
 	if !l.opts.Recursive || !l.more {
 		return "", nil, nil
@@ -25,25 +25,25 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 		}
 	}
 	token, remaining, err = storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
-	if !counted { // upstream forgets that a shard selector selects
+	if !counted { // upstream overlooks shard selectors here
 		remaining = nil
 	}
 	return token, remaining, err
 }
 
-// sharded says whether a shard selector selects, which Predicate.Empty does not look at.
+// sharded says whether a shard selector selects. Predicate.Empty does not look at it.
 func sharded(p *storage.SelectionPredicate) bool {
 	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }
 
-// page is the part of a list, as of one revision, that begins with one of its pages.
+// page is the part of a list from the start of one page to the list's end, as of one revision.
 type page struct {
 	keys projection.Keys
 	at   eventlog.Revision
 }
 
-// count is the number of objects from the page's start on. As of one revision nothing changes, so the count of the next
-// page follows from this one. Otherwise each page would count all objects after it.
+// count returns the number of objects from the page's start on. Nothing changes as of one revision, so each page
+// derives its count from that of the page before. Otherwise each page would count all objects after it.
 func (l *listing) count(ctx context.Context) (int, error) {
 	count, known := l.store.counts.Get(page{l.keys, l.at})
 	if !known {
@@ -63,8 +63,8 @@ type counted struct {
 	n  int
 }
 
-// count is the number of objects of a span. Requests that ask for it at the same time share one count. A later count
-// starts from the last one and looks only at what has changed since.
+// count returns the number of objects of a span. Requests that ask at the same time share one count. A later count
+// starts from the last one and looks only at the changes since.
 func (s *store) count(ctx context.Context, sp span) (int, error) {
 	if sp.at >= projection.Provisional { // no later count may start from it
 		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
@@ -79,7 +79,7 @@ func (s *store) count(ctx context.Context, sp span) (int, error) {
 		}
 		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
 	})
-	if isContextError(err) && ctx.Err() == nil { // the request that counted has ended
+	if isContextError(err) && ctx.Err() == nil { // the count was made in another request, which has ended
 		shared, err = sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
 	}
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *store) count(ctx context.Context, sp span) (int, error) {
 	return n, nil
 }
 
-// Stats implements storage.Interface. It does not tell sizes.
+// Stats implements storage.Interface. It reports no sizes.
 func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
 	v, err := s.Consistent(ctx)
 	if err != nil {
@@ -119,8 +119,8 @@ func (s *store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 	return uint64(v.Revision()), nil
 }
 
-// CompactRevision implements storage.Interface. It returns the floor, which is the oldest revision that can still be
-// read, as etcd's compacted revision is. It asks nobody. Before the first view it is 0.
+// CompactRevision implements storage.Interface. It returns the floor: like etcd's compacted revision, it is the oldest
+// revision that can still be read. It waits for nothing. Before the first view it returns 0.
 func (s *store) CompactRevision() int64 {
 	v := s.Projection.Current()
 	if v == nil {

@@ -29,7 +29,7 @@ type stored struct {
 	value    []byte
 }
 
-// Plain returns a row's value as it was before the transformer. Nil stands for identity.
+// Plain undoes the transformer: it returns a row's value as the codec encoded it. A nil transformer is identity.
 func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte, error) {
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
@@ -38,7 +38,7 @@ func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte
 	return data, err
 }
 
-// Stored is the inverse of Plain. It returns the value as the transformer stores it under a row key.
+// Stored is the inverse of Plain. It returns the value as the transformer stores it under the row key.
 func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byte) ([]byte, error) {
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
@@ -50,8 +50,8 @@ func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byt
 // cluster, as that of another.
 func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
 
-// IsOf fails if an object that was encrypted is not that of its row key. Not all of upstream's providers bind a value
-// to its key: with aescbc and secretbox, who can write to the log could have one user's Secret read as another's.
+// IsOf fails if a decrypted object does not belong to its row key. Not all of upstream's providers bind a value to its
+// key: with aescbc and secretbox, anybody who can write to the log could have one user's Secret read as another's.
 func IsOf(rowKey string, obj runtime.Object) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *store) encode(obj runtime.Object) ([]byte, error) {
 	return runtime.Encode(s.Codec, obj)
 }
 
-// seal transforms an encoded object into what is stored.
+// seal transforms an encoded object into the value to be stored.
 func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, error) {
 	sealed, err := s.Transformer.TransformToStorage(ctx, data, authenticated(rowKey))
 	if err != nil {
@@ -84,8 +84,8 @@ func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, e
 	return sealed, nil
 }
 
-// unseal is the inverse of seal. It runs on every read, even if the object is cached, so that nothing can be read any
-// more with a key that was taken away. Stale says that the value should be encrypted anew.
+// unseal is the inverse of seal. It runs on every read, even if the object is cached, so that once an encryption key is
+// removed, nothing encrypted with it can be read. Stale says that the value should be encrypted anew.
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
 	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.rowKey))
 	if err != nil {
@@ -95,8 +95,8 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 	return data, stale, nil
 }
 
-// shared returns the decoded object with its resourceVersion. It may be the cache's, so nobody may write to it. Into
-// only says which type is wanted and, for a custom resource, which version.
+// shared returns the decoded object with its resourceVersion. The object may be in the cache, so nobody may write to
+// it. Into only gives the wanted type and, for a custom resource, the wanted version.
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, cached, err := s.look(v, data, into)
 	if err == nil && !cached {
@@ -105,7 +105,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	return obj, err
 }
 
-// once is shared for an object that nobody needs again soon.
+// once is like shared, but does not cache the object: nobody needs it again soon.
 func (s *store) once(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, _, err := s.look(v, data, into)
 	return obj, err
@@ -130,7 +130,7 @@ func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Ob
 	case err != nil:
 		return nil, false, &corruptError{rowKey: v.rowKey, err: err}
 	}
-	// An object that cannot hold a revision is still the object.
+	// An object that cannot hold a revision is still returned.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
 	return obj, false, nil
 }
@@ -148,8 +148,8 @@ func (s *store) decode(data []byte, into runtime.Object) (runtime.Object, error)
 	return obj, err
 }
 
-// kind tells apart the objects to which one row of a custom resource is converted. The codec converts to the version of
-// the object that it decodes into.
+// kind distinguishes the objects to which one row of a custom resource can be converted: the codec converts to the
+// version of the object that it decodes into.
 func (s *store) kind(into runtime.Object) string {
 	switch {
 	case !s.unstructured:
@@ -160,7 +160,7 @@ func (s *store) kind(into runtime.Object) string {
 	return into.GetObjectKind().GroupVersionKind().GroupVersion().String()
 }
 
-// decodeTo sets out to the object: a copy that belongs to the caller.
+// decodeTo sets out to a copy of the object, which belongs to the caller.
 func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 	obj, err := s.shared(v, data, out)
 	if err != nil {
@@ -169,8 +169,8 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 	return copyTo(obj, out)
 }
 
-// answer is decodeTo for an object that was created or deleted. It is not kept: most objects are not asked for again
-// soon, and decoded they take more than all else that a write leaves in memory.
+// answer is decodeTo for an object that was created or deleted. The object is not cached: most objects are not asked
+// for again soon, and decoded they take more memory than everything else that a write leaves behind.
 func (s *store) answer(v stored, data []byte, out runtime.Object) error {
 	obj, cached, err := s.look(v, data, out)
 	if err != nil {
@@ -186,7 +186,7 @@ func copyTo(obj, out runtime.Object) error {
 	return setTo(obj.DeepCopyObject(), out)
 }
 
-// setTo sets out to an object that nobody else has.
+// setTo sets out to an object that nobody else refers to.
 func setTo(obj, out runtime.Object) error {
 	target, err := conversion.EnforcePtr(out)
 	if err != nil {
@@ -196,8 +196,8 @@ func setTo(obj, out runtime.Object) error {
 	return nil
 }
 
-// Unconverted is what a codec of custom resources returns for an object that a webhook has not converted. Nothing is
-// wrong with what is stored, so the error is what upstream says.
+// Unconverted is the error of a codec of custom resources if a webhook has failed to convert an object. The stored
+// value is intact, so the client gets upstream's error.
 type Unconverted struct{ Err error }
 
 // Error implements error.
@@ -206,7 +206,7 @@ func (e *Unconverted) Error() string { return e.Err.Error() }
 // Unwrap returns why.
 func (e *Unconverted) Unwrap() error { return e.Err }
 
-// corruptError is for a row whose value cannot be transformed or decoded.
+// corruptError is the error for a row whose value cannot be transformed or decoded.
 type corruptError struct {
 	rowKey string
 	err    error
@@ -217,12 +217,12 @@ type corruptError struct {
 func (e *corruptError) Error() string { return e.err.Error() }
 func (e *corruptError) Unwrap() error { return e.err }
 
-// Status tells the client which object it is.
+// Status tells the client which object is corrupt.
 func (e *corruptError) Status() metav1.Status {
 	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.rowKey, e.err)).Status()
 }
 
-// unsafeDeletion says whether a feature gate allows to delete corrupt objects. Only then does upstream report such
+// unsafeDeletion says whether the feature gate for deleting corrupt objects is on. Only then does upstream report such
 // objects in its own way.
 func unsafeDeletion() bool {
 	return utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)

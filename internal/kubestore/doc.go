@@ -1,12 +1,12 @@
 // Package kubestore implements upstream's storage.Interface over views and the log.
 //
-// Nouns. A Cell is what all stores of a process share. A Resource describes the objects of one store. A path is
-// upstream's storage key ('/services/specs/ns/name'). A row key is the cluster and the path, and a row is what a view
-// has under it. The request's view is the View that WithView gave to a request. A Claim is an object that only one
-// owner can hold. The Feed follows the log once for all watches of a process (package fanout).
+// Nouns. A Cell holds everything that all stores of a process share. A Resource describes the objects of one store. A
+// path is upstream's storage key ('/services/specs/ns/name'). A row key is the cluster and the path, and a row is what
+// a view has under it. The request's view is the View that WithView gave to a request. A Claim is an object that only
+// one owner can hold. The Feed follows the log once for all watches of a process (package fanout).
 //
-// A read takes the view that its resourceVersion asks for: the request's, any, one not older than a revision, or one
-// that has an exact revision. Everything that it returns is true at one revision of that view.
+// A read chooses its view by its resourceVersion: the request's view, any view, one not older than a revision, or one
+// that has an exact revision. Everything that the read returns is true at one revision of that view.
 //
 // A write takes these steps:
 //
@@ -19,6 +19,6 @@
 //  6. After a conflict the store reads a view that is newer than the conflict, and goes on from step 2.
 //
 // A watch reads the state or the past from the projection and then joins the feed at a revision. Events up to that
-// revision come from Projection.Events, later ones from the feed. So the watch misses nothing and repeats nothing. When
-// it cannot keep up it leaves the feed, joins again and reads what it missed.
+// revision come from Projection.Events, later ones from the feed. So the watch misses nothing and repeats nothing. A
+// watch that cannot keep up leaves the feed, joins again and reads what it missed.
 package kubestore

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// retryAfterSeconds is what a client is told to wait before it asks again.
+// retryAfterSeconds is how long clients are told to wait before they try again.
 const retryAfterSeconds = 1
 
 // These messages are upstream's. Clients and upstream's tests look for them.
@@ -38,12 +38,12 @@ const (
 		"and now may show up in the list."
 )
 
-// invalidRevision answers a resourceVersion that is no number.
+// invalidRevision answers a resourceVersion that is not a number.
 func invalidRevision(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 }
 
-// FutureError answers a request for a revision that did not come in time, or could not be read.
+// FutureError answers a request for a revision that did not come in time or could not be read.
 func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
 		return Answer(ctx, err)
@@ -56,13 +56,13 @@ func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision)
 	return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(head), retryAfterSeconds)
 }
 
-// afterMoment answers a request of the past for a revision that came later.
+// afterMoment answers a request of the past that asks for a revision after its moment.
 func afterMoment(rev, moment eventlog.Revision) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("revision %d is after revision %d, which the path names: ask for an older one, or leave out '/at/…'", rev, moment))
 }
 
-// listError answers a list that could not be read. If its revision has expired and it is a page of a list, the answer
-// has a token that goes on from the same key at a new revision.
+// listError answers a list that could not be read. If the list's revision has expired and the request asks for one of
+// its pages, the answer has a token that continues from the same key at a new revision.
 func listError(ctx context.Context, err error, paging bool, continueKey, prefix string) error {
 	switch {
 	case !errors.Is(err, projection.ErrExpired):
@@ -70,7 +70,7 @@ func listError(ctx context.Context, err error, paging bool, continueKey, prefix 
 	case !paging:
 		return apierrors.NewResourceExpired(expiredList)
 	}
-	// Revision -1 means the latest to ValidateListOptions.
+	// ValidateListOptions takes revision -1 for the latest one.
 	token, tokenErr := storage.EncodeContinue(continueKey, prefix, -1)
 	if tokenErr != nil {
 		return apierrors.NewResourceExpired(expiredContinue)
@@ -80,15 +80,15 @@ func listError(ctx context.Context, err error, paging bool, continueKey, prefix 
 	return expired
 }
 
-// Answer is what a client is told about an error. One that is an answer already stays as it is, and one of reading what
-// is stored says nothing of where that is: the process's log does.
+// Answer returns the answer to a client for an error. An error that is already an answer is returned as it is. The
+// answer to a failed read does not say where the data is stored; the process's log does.
 func Answer(ctx context.Context, err error) error {
 	var status apierrors.APIStatus
 	var known *storage.StorageError
 	var unread *projection.ReadError
 	switch {
 	case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTooMuch), errors.Is(err, projection.ErrTrimmed):
-		// A moment may have passed out of what is kept since it was looked up. To ask again does not help.
+		// A moment may have fallen out of the retained history since it was looked up. Asking again does not help.
 		return apierrors.NewResourceExpired(err.Error())
 	case errors.As(err, &unread):
 		return unreadAnswer(ctx, unread)
@@ -100,11 +100,11 @@ func Answer(ctx context.Context, err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// lasting are errors of reading that stay: what is damaged, lost or of another epoch.
+// lasting are the read errors that do not pass: data is damaged, lost or of another epoch.
 var lasting = []error{projection.ErrDamaged, projection.ErrNewer, bucket.ErrNotFound, eventlog.ErrFenced, eventlog.ErrDiverged}
 
-// unreadAnswer is what a client is told if what is stored could not be read. A bucket or a log that fails may not do so
-// a second later, so a request that has written nothing may be sent again.
+// unreadAnswer answers a request whose data could not be read. A bucket or a log that fails may work again a second
+// later, so a client may send a request again that has written nothing.
 func unreadAnswer(ctx context.Context, err error) error {
 	r := requestViewOf(ctx)
 	written := r != nil && r.hasWritten()
@@ -120,8 +120,8 @@ func unreadAnswer(ctx context.Context, err error) error {
 	return unwritten(ctx, errors.New("what is stored could not be read"))
 }
 
-// unwritten is what a client is told if nothing was written for a reason that may pass. A request of several appends,
-// such as one that deletes a collection, may have written a part before: it has no Retry-After.
+// unwritten answers a request if nothing was written for a reason that may pass. A request of several appends, such as
+// a deletecollection, may have written a part before. Its answer has no Retry-After.
 func unwritten(ctx context.Context, why error) error {
 	if r := requestViewOf(ctx); r != nil && r.hasWritten() {
 		return apierrors.NewInternalError(fmt.Errorf("a part was written, and no more: %w: read the objects to learn what was written", why))
@@ -133,17 +133,17 @@ func unwritten(ctx context.Context, why error) error {
 	return Unavailable(message)
 }
 
-// appendAnswer is what a client is told about an append that failed.
+// appendAnswer answers a request whose append failed.
 func appendAnswer(ctx context.Context, err error, resource schema.GroupResource, key eventlog.Key) error {
 	switch {
 	case errors.Is(err, eventlog.ErrUnknown):
 		slog.WarnContext(ctx, "it is unknown whether an event was appended", "error", err)
-		// There is no Retry-After. With it client-go would send the request again, and meet its own write (row 61).
+		// There is no Retry-After: client-go would send the request again and meet its own write (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", eventlog.ErrUnknown))
 	case errors.Is(err, eventlog.ErrNotPublished):
 		slog.WarnContext(ctx, "an event was not published", "error", err)
 		why := eventlog.ErrNotPublished
-		if strings.Contains(err.Error(), syscall.ENOSPC.Error()) { // the log's server says it in words, beside a path
+		if strings.Contains(err.Error(), syscall.ENOSPC.Error()) { // found only in the text of a NATS error
 			why = fmt.Errorf("%w: the log has %w", why, syscall.ENOSPC)
 		}
 		return unwritten(ctx, why)
@@ -160,18 +160,18 @@ func appendAnswer(ctx context.Context, err error, resource schema.GroupResource,
 	return Answer(ctx, err)
 }
 
-// endedError is for a request whose deadline has passed or whose client has gone away. Without its Status, upstream
-// would log it as a fault of the program and answer 500.
+// endedError is the error of a request whose deadline has passed or whose client has gone away. Without its Status,
+// upstream would log a program fault and answer 500.
 type endedError struct {
 	error
-	// cutOff says that nothing was done, and no time had passed. A client that has gone reads no answer; one that is
-	// there asked a process that stops.
+	// cutOff says that nothing was done and the deadline had not passed. If the client is gone, the answer is unread;
+	// otherwise this process is shutting down.
 	cutOff bool
 }
 
 func (e *endedError) Unwrap() error { return e.error }
 
-// Status is what upstream answers if a request was not served in time.
+// Status is upstream's answer to a request that was not served in time.
 func (e *endedError) Status() metav1.Status {
 	if e.cutOff {
 		return Unavailable("this process stopped before it served the request: send it again").ErrStatus
@@ -179,7 +179,7 @@ func (e *endedError) Status() metav1.Status {
 	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }
 
-// Unavailable is a 503 that tells clients to try again in a second. Nothing was done.
+// Unavailable is a 503 that tells clients to try again in a second. It promises that nothing was done.
 func Unavailable(message string) *apierrors.StatusError {
 	unavailable := apierrors.NewServiceUnavailable(message)
 	unavailable.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds}
@@ -193,7 +193,7 @@ func watchError(ctx context.Context, err error) *metav1.Status {
 	}
 	err = Answer(ctx, err)
 	var status apierrors.APIStatus
-	if !errors.As(err, &status) { // upstream's own
+	if !errors.As(err, &status) { // an error that Answer has left as upstream made it
 		status = apierrors.NewInternalError(err)
 	}
 	s := status.Status()

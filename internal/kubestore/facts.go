@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// What is true of an object.
+// The kinds of facts about an object.
 const (
 	hasLabel = iota
 	hasLabelValue
@@ -30,8 +30,9 @@ func fact[T string | []byte](what byte, name string, value T) projection.Fact {
 	return projection.Fact(h.Sum64())
 }
 
-// wanted is the judge's selection by facts: what an object must have for the judge not to exclude it. It is nil if that
-// is nothing. Facts outlive keys, so objects that are encrypted or padded have none.
+// wanted returns the selection by facts that the judge implies: the facts that an object must have, else the judge
+// excludes it. It is nil if the judge requires no facts. Facts outlive encryption keys, so objects that are encrypted
+// or padded have none.
 func (j *judge) wanted() *projection.Selection {
 	if j == nil || !j.store.plain {
 		return nil
@@ -56,7 +57,7 @@ func (j *judge) wanted() *projection.Selection {
 	return wanted
 }
 
-// demanded are the facts of which an object must have one to fulfil the requirement; nil if it need have none.
+// demanded returns facts of which an object needs one to fulfil the requirement, or nil if it needs none.
 func demanded(r labels.Requirement) (any []projection.Fact) {
 	switch r.Operator() {
 	case selection.Equals, selection.DoubleEquals, selection.In:
@@ -69,7 +70,7 @@ func demanded(r labels.Requirement) (any []projection.Fact) {
 	return any
 }
 
-// facts implements projection.Selection.Facts. It cannot tell those of an object that the judge could not read either.
+// facts implements projection.Selection.Facts. It fails for the rows that the judge could not read either.
 func (j *judge) facts(rows iter.Seq[projection.Row]) (all []projection.Fact, ok bool) {
 	of := factsOf{store: j.store, version: j.version}
 	for row := range rows {
@@ -88,7 +89,7 @@ type factsOf struct {
 	facts   []projection.Fact
 }
 
-// add reports whether it could read all of the object that a selection may ask for.
+// add returns false if it could not read everything in the object that a selection may ask for.
 func (f *factsOf) add(data []byte) bool {
 	if f.store.unstructured {
 		set, read := readCBOR(data, f.version)

@@ -15,15 +15,15 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// follow joins the feed, sends what happened between the position and the join, and then what the feed brings. It
-// returns nil when the watch has fallen behind the feed and must join again.
+// follow joins the feed. It sends the events between the position and the join, and then those that the feed delivers.
+// It returns nil when the watch has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
 	if w.ending { // it was asked to end, and has left the feed since
 		return w.sendProgress(ctx, w.position)
 	}
 	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
 	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
-	// What a watch selects may have to be compared with the object before: that takes time. So does a key service.
+	// Comparing the object before an event with the selection may take time, and so may asking a key service.
 	if w.selects == nil && w.plain {
 		sub.Offer = w.offer
 	}
@@ -42,23 +42,23 @@ func (w *watcher) follow(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// What has expired has expired for all processes, even if this feed still holds it (invariant 10).
+	// What has expired, has expired for all processes, even if this feed still holds it (invariant 10).
 	v := w.Projection.Current()
 	if v != nil && w.position < v.Floor() {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
 	}
 	if err := w.sendPast(ctx, sub, past); err != nil {
-		if errors.Is(err, ErrDropped) { // the objects may be stored in another version now: the client lists
+		if errors.Is(err, ErrDropped) { // the objects may be stored in another version now, so the client must list
 			return fmt.Errorf("%w: %w", projection.ErrExpired, err)
 		}
 		return err
 	}
-	utilflowcontrol.WatchInitialized(ctx) // the costly part, its start, is over
+	utilflowcontrol.WatchInitialized(ctx) // starting the watch was the costly part, and is over
 	return w.sendLive(ctx, sub)
 }
 
-// sendPast sends the matching changes from the position to the end of the window. It reads from the snapshot and the
-// log what the window no longer holds.
+// sendPast sends the matching changes from the position to the end of the window. If the position is before the window,
+// it reads the missing events from the snapshot and the log.
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
 	if w.position < past.From {
 		watchReads.Inc()
@@ -74,7 +74,7 @@ func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past f
 				return err
 			}
 		}
-		w.position = past.From // the other events are not this watch's
+		w.position = past.From // the other events do not concern this watch
 	}
 	if past.To <= w.position {
 		return ctx.Err()
@@ -92,10 +92,10 @@ func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past f
 	return ctx.Err()
 }
 
-// sendLive sends what the feed brings until the subscription leaves the feed.
+// sendLive sends the feed's events until the subscription leaves the feed.
 func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error {
 	var tick <-chan time.Time
-	if w.bookmark.IsZero() { // else it has left the feed and joined it again
+	if w.bookmark.IsZero() { // otherwise the watch has left the feed and joined it again
 		w.bookmark = time.Now().Add(w.untilBookmark(ctx))
 	}
 	bookmarks := time.NewTimer(time.Until(w.bookmark))
@@ -111,7 +111,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 				w.position = max(w.position, sub.Complete())
 				return nil
 			}
-			if d.Event != nil { // all before it was delivered, if it was this watch's
+			if d.Event != nil { // all earlier events that concern this watch were delivered
 				w.position = max(w.position, d.Event.Revision-1)
 			}
 			if err := w.sendDelivery(ctx, d); err != nil {
@@ -132,12 +132,12 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 }
 
-// offer sends the event of a delivery if its reader or its client has room for it. It runs while the watch's own
+// offer sends the event of a delivery if the reader or the client has room for it. It runs while the watch's own
 // goroutine waits for the queue.
 func (w *watcher) offer(d *fanout.Delivery) bool {
 	e := d.Event
 	if e.Revision > w.position && !w.foreign(e.ContentType) {
-		valid, err := e.Valid(context.Background(), w.Projection) // which is known
+		valid, err := e.Valid(context.Background(), w.Projection) // already known, so this does not wait
 		if err != nil {
 			return false
 		}
@@ -147,7 +147,7 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			}
 			event, found, err := d.For(context.Background(), w.store, nil)
 			if err != nil || !found {
-				return false // the watch itself says what is wrong
+				return false // the watch itself reports what is wrong
 			}
 			sent := d.Few && w.call(event) || w.hand(event, len(e.Body))
 			if !sent {
@@ -159,7 +159,7 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 	return true
 }
 
-// call sends an event over the line if the reader has sent all that was in results.
+// call sends an event over the line if the reader has sent everything that was in results.
 func (w *watcher) call(e watch.Event) bool {
 	if !w.sends || w.latest == nil || !w.latest.SentAsIs() {
 		return false
@@ -207,7 +207,7 @@ func (w *watcher) sendDelivery(ctx context.Context, d *fanout.Delivery) error {
 	return w.sendEvent(ctx, d)
 }
 
-// sendEvent sends what the event of a delivery is to this watch, if it is anything.
+// sendEvent sends what the event means to this watch, or nothing if it does not concern the watch.
 func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	e := d.Event
 	if e.Revision <= w.position {
@@ -230,7 +230,7 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	return nil
 }
 
-// unwatched says that an event is not of the objects that are watched.
+// unwatched says that an event belongs to another resource than the watch.
 func (w *watcher) unwatched(e *fanout.Event) bool { return w.tell == nil && w.foreign(e.ContentType) }
 
 func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.Store) error {
@@ -255,13 +255,13 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.St
 	return w.send(ctx, event, len(d.Event.Body))
 }
 
-// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has now sent everything, so
-// it ends. It ends with a bookmark, because client-go lists after a short watch that brought nothing.
+// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has sent everything by
+// then, so it ends. The bookmark comes last because client-go lists after a short watch that brought nothing.
 func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
 	if w.ending {
 		rev = max(rev, w.position)
 	}
-	// A watch from a future revision says nothing about earlier ones.
+	// A watch from a future revision announces no earlier one.
 	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
 		w.position = rev
 		if err := w.sendBookmark(ctx, rev, nil); err != nil {
@@ -291,16 +291,16 @@ func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annot
 	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj}, 0)
 }
 
-// send waits for the reader of the watch. The reader may be slow, and nobody else waits for it. An event whose stored
-// value has so many bytes that too many would wait is sent alone: send returns when the reader has encoded it. It fails
-// only if the event was not sent.
+// send waits for the reader of the watch, which may be slow; nobody else waits for it. If an event's stored value would
+// take the waiting values over bufferedBytes, the event is sent alone: send returns only when the reader has encoded
+// it. Send fails only if the event was not sent.
 func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	w.taken()
 	w.waiting += bytes
-	w.latest = nil // only offers go on over the line
+	w.latest = nil // only offers may use the line while results has events
 	if bytes > 0 && w.waiting > bufferedBytes && w.encodes {
 		e.Object, w.latest = fanout.Announce(e.Object)
 	}
@@ -325,7 +325,7 @@ func (w *watcher) room(bytes int) bool {
 	return len(w.results) < cap(w.results) && (w.waiting+bytes <= bufferedBytes || !w.encodes)
 }
 
-// taken notices that the reader has taken all that waited for it.
+// taken resets waiting once the reader has taken all events from results.
 func (w *watcher) taken() {
 	if len(w.results) == 0 {
 		w.waiting = 0

@@ -19,21 +19,21 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Cell is what every store of one process shares.
+// Cell holds everything that the stores of one process share.
 type Cell struct {
 	Log        *eventlog.Log
 	Projection *projection.Projection
-	// Cluster whose objects are read and written.
+	// Cluster is the cluster whose objects are read and written.
 	Cluster string
-	// Objects caches decoded objects by row key and revision. Nil caches none.
+	// Objects caches decoded objects by row key and revision. If it is nil, nothing is cached.
 	Objects *Objects
-	// Feed brings the log to watches. It is nil in a function, where a watch is answered with an error.
+	// Feed delivers the log's events to watches. It is nil in a function, which answers watches with an error.
 	Feed *fanout.Feed
-	// Writable says why nothing can be appended at the moment. It is nil in a process that learns it only by trying.
+	// Writable says why nothing can be appended at the moment. If it is nil, the process learns that only by trying.
 	Writable func() error
 }
 
-// Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
+// Shrink frees most of the memory that only saves time. It is for an idle process.
 func (c Cell) Shrink() {
 	c.Projection.Shrink()
 	c.Objects.Shrink()
@@ -49,39 +49,39 @@ type Resource struct {
 	Prefix     string
 	Namespaced bool
 	Codec      runtime.Codec
-	// ContentType of what Codec encodes.
+	// ContentType is that of Codec's encodings.
 	ContentType string
 	// DecodesLabels says that decoding may give an object labels that are not stored.
 	DecodesLabels bool
-	// StoredFields are those by which lists may select, and where a message of ContentType has them: the numbers of
-	// protobuf fields on the way to a text.
+	// StoredFields has the fields by which lists may select. Each is mapped to its place in a message of ContentType:
+	// the numbers of the protobuf fields that lead to its text.
 	StoredFields map[string][]int32
 	NewFunc      func() runtime.Object
 	NewListFunc  func() runtime.Object
-	// Indexers are of the fields by whose value watches can be found, as upstream's registries name them.
+	// Indexers are upstream's registries' indexers, for fields by whose value watches can be found.
 	Indexers storage.IndexerFuncs
 	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.
 	Transformer value.Transformer
-	// Named says that each object is stored under its own name, as registries see to it. So an encrypted value that has
-	// another one is not read.
+	// Named says that each object is stored under its own name, as registries ensure. So a decrypted value with another
+	// name is refused.
 	Named bool
-	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. Each exists
+	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. A claim exists
 	// exactly as long as the object has it, because it is appended in the object's own atomic batch.
 	Claims func(ctx context.Context, obj runtime.Object) ([]Claim, error)
-	// Complete, if set, writes to an object what the server derives from a view, each time before the object is
-	// encoded. Before is nil for a create.
+	// Complete, if set, sets the fields of an object that the server derives from a view. It runs each time before the
+	// object is encoded. Before is nil for a create.
 	Complete func(ctx context.Context, v *projection.View, before, after runtime.Object) error
 	// Beside, if set, returns the writes that must become true together with a write of an object, such as the charge
 	// of a quota. They are appended in the object's own atomic batch. Its error refuses the write.
 	Beside func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error)
-	// Within, if set, refuses a revision that is not of now, and that the context's request may not read.
+	// Within, if set, refuses a past revision that the context's request may not read.
 	Within func(ctx context.Context, at eventlog.Revision) error
 }
 
-// Change is a write of an object that is about to be appended. Nobody may write to the objects.
+// Change is a write of an object that is about to be appended. Its objects must not be written to.
 type Change struct {
 	Key eventlog.Key
-	// Before is nil for a create, After for a deletion, and both for the deletion of an object that cannot be decoded.
+	// Before is nil for a create, After for a deletion. Both are nil if the deleted object cannot be decoded.
 	Before, After runtime.Object
 }
 
@@ -94,7 +94,7 @@ func (c Change) Resource() schema.GroupResource {
 type store struct {
 	Cell
 	Resource
-	// id tells apart objects that stores with different codecs decoded from the same row.
+	// id distinguishes the objects that stores with different codecs decode from the same row.
 	id           uint64
 	unstructured bool
 	// plain says that values are stored as they are encoded.
@@ -103,9 +103,9 @@ type store struct {
 	turns     turns
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
-	// counts are how many objects follow the pages of lists that are being read.
+	// counts has, for pages of lists that are being read, how many objects follow from the page's start on.
 	counts *lru.Cache[page, int]
-	// counted holds the last count of each whole list, and counting the counts that are being made.
+	// counted has the last count of each whole list. Counting has the counts that are under way.
 	counted  *lru.Cache[projection.Keys, counted]
 	counting singleflight.Group
 }
@@ -145,7 +145,7 @@ func (s *store) path(key string, recursive bool) (string, error) {
 	return path, nil
 }
 
-// key is the key of the object at a path. Whatever the path is, its RowKey is the path's row key. A path of one
+// key returns the key of the object at a path. The key's RowKey is always the row key of the path. A path of one
 // segment has no namespace, even if the resource is namespaced.
 func (s *store) key(path string) eventlog.Key {
 	k := eventlog.Key{Cluster: s.Cluster, Group: s.Group, Resource: s.GroupResource.Resource, Prefix: s.Prefix}
@@ -157,15 +157,15 @@ func (s *store) key(path string) eventlog.Key {
 	return k
 }
 
-// foreign says that a row below the prefix belongs to another resource, because this store encodes nothing like it. It
-// was once possible to define a custom resource with the name of a built-in one, and its objects are still there. Reads
-// leave them out. Their names remain taken.
+// foreign says that a row below the prefix belongs to another resource, because this store encodes nothing with that
+// content type. A custom resource could once be defined with the name of a built-in one, and such objects still exist.
+// Reads leave them out. Their names remain taken.
 func (s *store) foreign(contentType string) bool { return contentType != s.ContentType }
 
-// rowKey is the row key of a path.
+// rowKey returns the row key of a path.
 func (s *store) rowKey(path string) string { return s.Cluster + path }
 
-// keys are the row keys of a path: one, or all those below a recursive path.
+// keys returns the row key of a path, or the range of those below a recursive path.
 func (s *store) keys(path string, recursive bool) projection.Keys {
 	start := s.rowKey(path)
 	if recursive {
@@ -174,8 +174,8 @@ func (s *store) keys(path string, recursive bool) projection.Keys {
 	return projection.OneKey(start)
 }
 
-// owner is the cluster and namespace of a row key. A cache keeps the objects of one owner from pushing out those of the
-// others.
+// owner returns the cluster and namespace of a row key. A cache keeps the objects of one owner from pushing out those
+// of other owners.
 func (s *store) owner(rowKey string) string {
 	key := s.key(strings.TrimPrefix(rowKey, s.Cluster))
 	return key.Cluster + "/" + key.Namespace

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// storedLabels are the labels of an object, read from its stored bytes. Most of what a selective list looks at does not
-// match, and need not be decoded for that.
+// storedLabels are the labels of an object, read from its stored bytes. Most objects that a selective list reads do not
+// match, and need not be decoded to learn that.
 type storedLabels struct {
-	pairs []labelPair // of which the last one of a key counts
+	pairs []labelPair // if a key is repeated, the last pair counts
 }
 
 type labelPair struct{ key, value []byte }
@@ -44,25 +44,27 @@ func (l *storedLabels) Lookup(label string) (value string, found bool) {
 	return "", false
 }
 
-// storedField is a requirement of a list that can be judged by stored bytes.
+// storedField is a field requirement that stored bytes can decide.
 type storedField struct {
 	path []int32
 	fields.Requirement
 }
 
-// judge judges stored objects by what a list or a watch selects. It is not safe for concurrent use.
+// judge decides from stored bytes whether objects match a list's or a watch's selection. It is not safe for concurrent
+// use.
 type judge struct {
 	store *store
-	// version to which custom resources are converted.
+	// version is the one to which custom resources are converted.
 	version string
-	// selector is nil if labels decide nothing.
+	// selector is nil if stored labels cannot decide.
 	selector labels.Selector
 	fields   []storedField
-	// labels are those of the object that is looked at.
+	// labels are those of the object that is being judged.
 	labels storedLabels
 }
 
-// judge returns nil if stored objects must all be decoded. While corrupt objects may be deleted, a list names them all.
+// judge returns nil if all stored objects must be decoded. While corrupt objects may be deleted, a list names all of
+// them.
 func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
 	j := &judge{store: s, version: version}
 	if p.Label != nil && !p.Label.Empty() && !s.DecodesLabels {
@@ -81,14 +83,14 @@ func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
 	return j
 }
 
-// excludes says that the message of an object does not fulfil the requirement.
+// excludes says that the object's message does not fulfil the requirement.
 func (f storedField) excludes(object []byte) bool {
 	value, read := text(object, f.path)
 	return read && (value == f.Value) == (f.Operator == selection.NotEquals)
 }
 
-// excludes says that a stored object does not match what is selected. If it cannot tell, the object must be decoded.
-// A corrupt object that can be read so far is judged by that, as if it could be decoded.
+// excludes says that a stored object does not match the selection. It returns false if it cannot tell; then the object
+// must be decoded. If a corrupt object is readable as far as this, it is judged like any other.
 func (j *judge) excludes(data []byte) bool {
 	if j == nil {
 		return false
@@ -107,7 +109,7 @@ func (j *judge) excludes(data []byte) bool {
 	return slices.ContainsFunc(j.fields, func(f storedField) bool { return f.excludes(object) })
 }
 
-// text returns the text at a path of fields, which is empty if it is not there.
+// text returns the text at a path of fields, or the empty text if a field is missing.
 func text(message []byte, path []int32) (string, bool) {
 	for _, number := range path {
 		value, ok := at(message, protowire.Number(number))
@@ -119,8 +121,8 @@ func text(message []byte, path []int32) (string, bool) {
 	return string(message), true
 }
 
-// readCBOR returns the labels of a custom resource that is stored in the version that is asked for. A conversion may
-// change labels.
+// readCBOR returns the labels of a custom resource. It fails if the stored version is not the given one, since a
+// conversion may change labels.
 func readCBOR(data []byte, version string) (labels.Set, bool) {
 	var object struct {
 		APIVersion string `json:"apiVersion"`
@@ -132,7 +134,7 @@ func readCBOR(data []byte, version string) (labels.Set, bool) {
 	return object.Metadata.Labels, err == nil && object.APIVersion == version
 }
 
-// How Kubernetes' messages lead to an object's labels.
+// The protobuf fields that lead to an object's labels.
 const (
 	protobufMagic = "k8s\x00"
 	fieldRaw      = 2  // of runtime.Unknown
@@ -143,7 +145,7 @@ const (
 	fieldValue    = 2  // of an entry of a map
 )
 
-// rawObject returns the message of an object in protobuf.
+// rawObject returns the protobuf message inside a stored object's envelope.
 func rawObject(data []byte) ([]byte, bool) {
 	if !bytes.HasPrefix(data, []byte(protobufMagic)) {
 		return nil, false
@@ -156,7 +158,7 @@ func rawObject(data []byte) ([]byte, bool) {
 	return at(envelope, fieldRaw)
 }
 
-// read reads the labels of an object's message, and reports whether it could.
+// read reads the labels from an object's message, and returns whether it could.
 func (l *storedLabels) read(object []byte) bool {
 	l.pairs = l.pairs[:0]
 	metadata, ok := at(object, fieldMetadata)
@@ -165,7 +167,7 @@ func (l *storedLabels) read(object []byte) bool {
 	})
 }
 
-// add adds an entry of the map of labels.
+// add adds one entry of the labels' map.
 func (l *storedLabels) add(entry []byte) bool {
 	var pair labelPair
 	read := eachField(entry, func(number protowire.Number, value []byte) bool {
@@ -181,7 +183,8 @@ func (l *storedLabels) add(entry []byte) bool {
 	return read
 }
 
-// at returns the field of a number, nil if there is none. A message that comes in parts is not put together here.
+// at returns the field with the number, or nil if there is none. It fails if the field is repeated: it does not merge
+// the parts of a message.
 func at(message []byte, wanted protowire.Number) (value []byte, ok bool) {
 	found := 0
 	read := eachField(message, func(number protowire.Number, v []byte) bool {
@@ -194,7 +197,8 @@ func at(message []byte, wanted protowire.Number) (value []byte, ok bool) {
 	return value, read
 }
 
-// eachField calls yield with the fields that hold bytes, until it returns false. It reports whether it came to the end.
+// eachField calls yield with each field that holds bytes, until yield returns false. It returns whether it reached the
+// end.
 func eachField(message []byte, yield func(protowire.Number, []byte) bool) bool {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)

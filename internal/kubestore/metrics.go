@@ -37,7 +37,7 @@ var (
 	})
 )
 
-// Collectors are this package's metrics.
+// Collectors returns this package's metrics.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{watches, watchRejoins, watchReads, writeConflicts, cacheHits, cacheMisses, pieceHits, pieceMisses}
 }

@@ -12,30 +12,30 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. They take their bytes of
-// the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write
-// to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of pieces of lists. Their bytes count in the
+// process's budget, of which no namespace takes the part that others need. It is safe for concurrent use. Nobody may
+// write to the objects.
 type Objects struct {
 	budget  *cache.Budget
 	decoded *cache.Cache[version, any]
 }
 
-// version names one decoded representation of one version of an object, or a piece of a list by its first row and a
-// hash of its revisions.
+// version names one decoded representation of one version of an object. Or it names a piece of a list, by its first row
+// and a hash of its revisions.
 type version struct {
 	store    uint64
 	rowKey   string
 	revision eventlog.Revision
-	// kind to which a custom resource was converted, empty for typed objects; or the form of a piece.
+	// kind to which a custom resource was converted, empty for typed objects. For a piece it is the form.
 	kind string
 }
 
-// NewObjects returns a cache that takes its bytes of the budget.
+// NewObjects returns a cache whose bytes count in the budget.
 func NewObjects(of *cache.Budget) *Objects {
 	return &Objects{of, cache.New[version, any](of)}
 }
 
-// get returns nil if the object is not cached.
+// get returns the cached object, or nil.
 func (o *Objects) get(v version) runtime.Object {
 	if o == nil {
 		return nil
@@ -46,7 +46,7 @@ func (o *Objects) get(v version) runtime.Object {
 	return object
 }
 
-// piece returns the piece of these rows, nil if it is not cached.
+// piece returns the cached piece of these rows, or nil.
 func (o *Objects) piece(v version, revisions []projection.Revision) Piece {
 	found, _ := o.decoded.Get(v)
 	k, ok := found.(kept)
@@ -70,14 +70,14 @@ func countLook(found bool, hits, misses prometheus.Counter) {
 	}
 }
 
-// add keeps an object, to which nobody may write any more, for an owner.
+// add caches an object for an owner. Nobody may write to it any more.
 func (o *Objects) add(v version, owner string, object runtime.Object) {
 	if o != nil {
 		o.keep(v, owner, object, Size(object))
 	}
 }
 
-// addPiece keeps a piece for the owner of its first item.
+// addPiece caches a piece for the owner of its first item.
 func (o *Objects) addPiece(v version, owner string, k kept) {
 	if dense := o.denser(k.Piece); dense != nil {
 		k.Piece = dense
@@ -85,8 +85,8 @@ func (o *Objects) addPiece(v version, owner string, k kept) {
 	o.keep(v, owner, k, k.bytes())
 }
 
-// denser returns a piece to keep in place of this one, nil for none. It takes time to make and to read, so that is done
-// only when the caches have little room.
+// denser returns a piece to cache in place of this one, or nil to cache this one. A denser piece takes time to make and
+// to read, so denser makes one only when the caches have little room.
 func (o *Objects) denser(p Piece) Piece {
 	if !o.budget.Tight() {
 		return nil
@@ -99,7 +99,7 @@ func (o *Objects) keep(v version, owner string, value any, bytes int64) {
 	o.decoded.Add(v, owner, value, bytes+int64(len(v.rowKey)))
 }
 
-// Shrink lets go of most objects, those first that were not used for longest.
+// Shrink drops most objects, the least recently used first.
 func (o *Objects) Shrink() {
 	if o != nil {
 		o.decoded.Shrink()

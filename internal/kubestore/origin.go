@@ -20,13 +20,14 @@ type requestIDs struct {
 }
 
 // WithRequestID returns a context whose appends carry the id. Without it, each append gets an id of its own. The id
-// must be unique among all requests of all processes, so it must not be the client's own. The second append of a
-// request carries the id with '/2' after it.
+// must be unique among all requests of all processes, so the client must not choose it. The second append of a request
+// carries the id followed by '/2'.
 func WithRequestID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, &requestIDs{id: id})
 }
 
-// requestID is unique for each append. By it the log is searched for an append of unknown outcome.
+// requestID returns an id that is unique for each append. An append of unknown outcome is looked for in the log by its
+// id.
 func requestID(ctx context.Context) string {
 	r, _ := ctx.Value(requestIDKey{}).(*requestIDs)
 	if r == nil {
@@ -46,34 +47,34 @@ func WithAuthor(ctx context.Context, author eventlog.Author) context.Context {
 	return context.WithValue(ctx, authorKey{}, author)
 }
 
-// AuthorOf is the author that the context's appends name, false if they name none.
+// AuthorOf returns the author that the context's appends name. It returns false if they name none.
 func AuthorOf(ctx context.Context) (eventlog.Author, bool) {
 	author, ok := ctx.Value(authorKey{}).(eventlog.Author)
 	return author, ok
 }
 
-// PartOf is the author of what a part of Logplane writes without a request.
+// PartOf returns the author for writes that a part of Logplane makes without a request.
 func PartOf(part string) eventlog.Author { return eventlog.Author{User: "system:logplane:" + part} }
 
 type controllerKey struct{}
 
 // WithController returns a context in which a part of Logplane does the work of one of upstream's controllers. Its
-// requests come from the service account of that, so that webhooks, policies and audits know it by its name. Its
-// appends name both.
+// requests come from that controller's service account, so that webhooks, policies and audits see the usual name. Its
+// appends name both the part and the controller.
 func WithController(ctx context.Context, name string) context.Context {
 	author, _ := AuthorOf(ctx)
 	author.As = serviceaccount.MakeUsername(metav1.NamespaceSystem, name)
 	return WithAuthor(context.WithValue(ctx, controllerKey{}, name), author)
 }
 
-// ControllerOf is the controller whose work the context's part of Logplane does, empty for none.
+// ControllerOf returns the controller whose work the context's part of Logplane does, or the empty string.
 func ControllerOf(ctx context.Context) string {
 	name, _ := ctx.Value(controllerKey{}).(string)
 	return name
 }
 
-// WithCause returns a context whose appends name the deletion that led to them. Only a part of Logplane has such a
-// context: a client's request begins with a new author.
+// WithCause returns a context whose appends name the deletion that caused them. Only parts of Logplane have such a
+// context, since each client's request begins with a new author.
 func WithCause(ctx context.Context, cause eventlog.Cause) context.Context {
 	author, _ := AuthorOf(ctx)
 	author.Cause = cause

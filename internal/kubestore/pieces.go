@@ -18,16 +18,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Pieces asks for one list of a request in encoded pieces in place of objects. A piece has some neighbours among the
-// items, and is kept for as long as they stay as they are. A list of which all pieces are kept costs what it takes to
-// read the keys and revisions of its rows.
+// Pieces asks for one list of a request in encoded pieces in place of objects. A piece encodes some neighbouring items,
+// and is cached for as long as none of them changes. A list whose pieces are all cached costs only the reading of its
+// rows' keys and revisions.
 //
-// Where a piece ends is decided by the key of its last item. So a change touches one piece, and pages, lists of one
-// namespace and selected lists share the pieces of what they have in common.
+// The key of an item decides whether a piece ends with the item. So a change affects one piece, and pages, lists of one
+// namespace and selected lists share the pieces of the items that they have in common.
 type Pieces struct {
-	// Resource whose list is meant. What else the request lists are objects.
+	// Resource is the one whose list is wanted in pieces. Other lists of the request are objects.
 	Resource schema.GroupResource
-	// Form names the encoding that Encode makes.
+	// Form names the encoding that Encode produces.
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is. Unless
 	// pieces are Fleeting, it is called for several at once, as Verbatim is.
@@ -37,7 +37,7 @@ type Pieces struct {
 	Verbatim func(ctx context.Context, items []projection.Row, large bool) Piece
 	// Sized says that the answer begins with the size of the whole list.
 	Sized bool
-	// Fleeting says that a piece depends on more than its items, so that none is kept. The decoded items are, then.
+	// Fleeting says that pieces depend on more than their items, so that decoded items are cached in place of pieces.
 	Fleeting bool
 
 	first         []Piece
@@ -46,10 +46,10 @@ type Pieces struct {
 	count, length int
 }
 
-// Append appends an object as a client gets it, given how it is stored. It returns nil if the object must be decoded.
+// Append appends an object as a client gets it, given its stored value. It returns nil if the object must be decoded.
 type Append func(to, stored []byte, revision uint64) []byte
 
-// All appends items, with a separator between them. It returns nil if any must be decoded.
+// All appends items with a separator between them. It returns nil if any of them must be decoded.
 func (add Append) All(to []byte, items []projection.Row, separator []byte) []byte {
 	for i, item := range items {
 		if i > 0 {
@@ -62,31 +62,33 @@ func (add Append) All(to []byte, items []projection.Row, separator []byte) []byt
 	return to
 }
 
-// Piece is encoded items. It is safe for concurrent use.
+// Piece holds encoded items. It is safe for concurrent use.
 type Piece interface {
-	// Bytes is how much memory it takes.
+	// Bytes is how much memory the piece takes.
 	Bytes() int
-	// Size is how many items it has, and how many bytes they have in the answer.
+	// Size is how many items the piece has, and how many bytes they take in the answer.
 	Size() (count, length int)
-	// Denser makes the same piece in less memory, which takes longer to read. It is nil if there is none, or if it was
-	// asked for before.
+	// Denser returns the same piece in less memory, which takes longer to read. It returns nil if there is no such
+	// piece, or if it was called before.
 	Denser() Piece
 }
 
 type piecesKey struct{}
 
-// WithPieces asks for pieces.
+// WithPieces returns a context whose request asks for pieces.
 func WithPieces(ctx context.Context, p *Pieces) context.Context {
 	return context.WithValue(ctx, piecesKey{}, p)
 }
 
-// Given says that the list was answered by pieces, and has no items.
+// Given says that the list was answered with pieces, and has no items.
 func (p *Pieces) Given() bool { return p.rest != nil }
 
-// Size is that of the pieces that were read before the answer: of all if it is Sized, else at least of the first ones.
+// Size is the total of the pieces that were read before the answer: all of them if Sized is set, else at least the
+// first.
 func (p *Pieces) Size() (count, length int) { return p.count, p.length }
 
-// All yields the pieces that are held, and then lets go of them and reads on. An error ends it.
+// All yields the pieces that are held, releasing each, and then reads and yields the others. It ends with an error, if
+// any.
 func (p *Pieces) All() iter.Seq2[Piece, error] {
 	return func(yield func(Piece, error) bool) {
 		for len(p.first) > 0 {
@@ -106,14 +108,14 @@ func (p *Pieces) All() iter.Seq2[Piece, error] {
 	}
 }
 
-// Close ends the list, whether all of it was read or not.
+// Close ends the list, whether or not all of it was read.
 func (p *Pieces) Close() {
 	if p.end != nil {
 		p.end()
 	}
 }
 
-// piecesFor returns what the request asks of this store, or nil.
+// piecesFor returns the request's Pieces if they are for this store's list. Otherwise it returns nil.
 func (s *store) piecesFor(ctx context.Context) *Pieces {
 	p, _ := ctx.Value(piecesKey{}).(*Pieces)
 	if p == nil || p.Given() || p.Resource != s.GroupResource || !s.keepsPieces() {
@@ -122,12 +124,12 @@ func (s *store) piecesFor(ctx context.Context) *Pieces {
 	return p
 }
 
-// keepsPieces says that pieces may be made. Values that are encrypted or padded are transformed on every read, so that
-// nothing outlives its key. While corrupt objects may be deleted, a list names them all.
+// keepsPieces says that pieces may be made. Encrypted or padded values are transformed on every read, so that nothing
+// outlives its encryption key. While corrupt objects may be deleted, a list names all of them.
 func (s *store) keepsPieces() bool { return s.plain && s.Objects != nil && !unsafeDeletion() }
 
 const (
-	// aroundItems is how many items a piece has on average, mostItems and mostBytes (of stored values) at most.
+	// aroundItems is the average number of items in a piece. The maximum is mostItems, or mostBytes of stored values.
 	aroundItems = 64
 	mostItems   = 4 * aroundItems
 	mostBytes   = 256 << 10
@@ -135,9 +137,10 @@ const (
 	firstBytes = 8 << 20
 )
 
-// fillPieces begins a list of pieces. It reads the first ones, so that an error is an answer; later it breaks the
-// answer off. If the answer begins with the size of the list, or with what comes after it, which is so of a page, the
-// list is read to its end. Then the pieces that are not held are read again, to be sent.
+// fillPieces begins a list of pieces. It reads the first pieces before the answer begins, so that an error becomes the
+// answer; a later error breaks the answer off. The list is read to its end if the answer begins with the list's size,
+// or if it is a page, whose answer begins with what follows the page. Then the pieces that are not held are read again,
+// to be sent.
 func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	next, stop := iter.Pull2(l.pieces(ctx, p))
 	whole := p.Sized || l.opts.Predicate.Limit > 0
@@ -169,8 +172,8 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	return nil
 }
 
-// pieces cuts the rows that match into pieces. Those that are not kept are made ahead of the caller, some of them by
-// helpers. While the caller has one, the listing stands behind the last row of that, so that it can be read on from
+// pieces cuts the matching rows into pieces. Pieces that are not cached are made ahead of the caller, some of them by
+// helpers. While the caller has a piece, the listing stands behind the piece's last row, so that reading can go on from
 // there.
 func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
 	all := !p.Fleeting && l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
@@ -226,8 +229,8 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 	}
 }
 
-// outline yields the rows of a list of which all match. Where their values are not at hand it leaves them out, until
-// more than one piece in a row had to be made: then the rest is read in one go, as of a list that nobody keeps.
+// outline yields the rows of a list in which all rows match. It leaves out values that are not at hand. But once more
+// than one piece in a row had to be made, it reads the rest in one go, with all values, like a list that nobody caches.
 func (l *listing) outline(ctx context.Context, c *cut) iter.Seq2[projection.Row, error] {
 	return func(yield func(projection.Row, error) bool) {
 		start := l.keys.Start
@@ -250,7 +253,7 @@ func (l *listing) outline(ctx context.Context, c *cut) iter.Seq2[projection.Row,
 	}
 }
 
-// values reads the values of a piece's rows that an outline has left out.
+// values reads those values of a piece's rows that outline has left out.
 func (l *listing) values(ctx context.Context, c *cut) error {
 	if !slices.ContainsFunc(c.rows, func(r projection.Row) bool { return len(r.Value) < r.Size }) {
 		c.missing = 0
@@ -273,13 +276,13 @@ func (l *listing) values(ctx context.Context, c *cut) error {
 	return nil
 }
 
-// cut is the rows of one piece, with their objects unless all match.
+// cut has the rows of one piece, and their objects unless all rows match.
 type cut struct {
 	rows      []projection.Row
 	objects   []runtime.Object
 	revisions []projection.Revision
 	bytes     int
-	// missing is how many pieces in a row had to be made of rows without values.
+	// missing is how many pieces in a row had to be made from rows without values.
 	missing int
 }
 
@@ -295,7 +298,7 @@ func (c *cut) add(row projection.Row, object runtime.Object) bool {
 	return len(c.rows) >= mostItems || c.bytes >= mostBytes || maphash.String(cutSeed, row.Key)%aroundItems == 0
 }
 
-// kept is a piece with the revisions of its items. A revision is that of one event, so equal revisions are equal items.
+// kept is a piece with the revisions of its items. A revision belongs to one event, so equal revisions are equal items.
 type kept struct {
 	Piece
 	revisions []projection.Revision
@@ -303,13 +306,13 @@ type kept struct {
 
 func (k kept) bytes() int64 { return int64(k.Bytes() + len(k.revisions)*8) }
 
-// making is a piece that is kept or being made.
+// making is a piece that is cached or being made.
 type making struct {
 	// behind is the listing as it stands behind the piece's last row. Nobody writes to it.
 	behind listing
 	piece  Piece
 	err    error
-	// panicked is what Encode has panicked with. It is the reader's, whose request must end with it.
+	// panicked is the value of Encode's panic. The reader panics with it, so that the reader's request ends.
 	panicked any
 	done     chan struct{} // nil if there was nothing to make
 }
@@ -345,7 +348,7 @@ type makings []*making
 
 func (q *makings) ready() bool { return len(*q) > 0 && (*q)[0].ready() }
 
-// first takes the first one out.
+// first removes the first piece and returns it.
 func (q *makings) first() *making {
 	m := (*q)[0]
 	(*q)[0] = nil
@@ -353,21 +356,21 @@ func (q *makings) first() *making {
 	return m
 }
 
-// wait returns when nothing is being made any more.
+// wait returns once no piece is being made.
 func (q *makings) wait() {
 	for _, m := range *q {
 		m.wait()
 	}
 }
 
-// mostAhead is how many pieces of one list are made, or wait for one before them, at most.
+// mostAhead bounds how many pieces of one list are being made or wait for an earlier one.
 const mostAhead = 4
 
-// helpers has a place for each goroutine that makes pieces beside their lists. All lists have them together, so that
-// half of the processors stay with who has the turn.
+// helpers has a place for each goroutine that makes pieces for a list besides the list's own. All lists share the
+// places, so half of the processors remain for requests that have the turn.
 var helpers = make(chan struct{}, goruntime.GOMAXPROCS(0)/2)
 
-// helped reports whether there was a free place, which is taken then.
+// helped takes a free place for a helper. It returns false if there is none.
 func helped() bool {
 	select {
 	case helpers <- struct{}{}:
@@ -377,11 +380,11 @@ func helped() bool {
 	}
 }
 
-// piece finds the piece of these rows, or makes it, or has it made by a helper if one is free. The last piece is waited
-// for anyway.
+// piece finds the piece of these rows in the cache, or else makes it or lets a free helper make it. The last piece is
+// not given to a helper, because the caller would only wait for it.
 func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, more bool) *making {
 	s, m := l.store, &making{behind: *l}
-	if p.Fleeting { // it is not kept, and its rows have their values
+	if p.Fleeting { // it is not cached, and its rows have their values
 		m.piece, m.err = l.encode(ctx, p, c)
 		return m
 	}
@@ -419,8 +422,8 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, more bool) *maki
 	return m
 }
 
-// encode makes a piece of rows that have their values. It reads nothing of the list that the request gets, which others
-// write to meanwhile.
+// encode makes a piece of rows that have their values. It does not read the request's list, because others write to it
+// meanwhile.
 func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	large := l.bytes > heavyList
 	if p.Verbatim != nil && len(c.objects) == 0 {
@@ -438,7 +441,7 @@ func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) 
 	}
 	items.Set(reflect.MakeSlice(items.Type(), len(c.rows), len(c.rows)))
 	for i, row := range c.rows {
-		if err := ctx.Err(); err != nil { // to decode an object may take a webhook
+		if err := ctx.Err(); err != nil { // decoding an object may take a webhook
 			return nil, err
 		}
 		var object runtime.Object

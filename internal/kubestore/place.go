@@ -2,26 +2,26 @@ package kubestore
 
 import "context"
 
-// Place is what a request holds while it is one of those that the process serves at once.
+// Place is a request's place among those that the process serves at once.
 type Place interface {
-	// Wait gives the place back while wait waits for others, and takes one again when wait has succeeded. If too many
-	// requests of the same user wait already, it fails without a call of wait. It also fails if it gets no place again.
+	// Wait gives the place back while wait runs, and takes one again once wait has succeeded. It fails without calling
+	// wait if too many requests of the same user wait already. It also fails if it gets no place again.
 	Wait(ctx context.Context, wait func() error) error
-	// Turn waits for the request's turn among those of the same user that keep a processor busy for milliseconds, and
-	// gives the place back meanwhile. A request that has its turn does not wait, but a write that has had it for long
-	// lets others have theirs.
+	// Turn waits for the request's turn among the requests of the same user that keep a processor busy for
+	// milliseconds. It gives the place back meanwhile. If the request has its turn, Turn does not wait, except that a
+	// write that has had the turn for long lets others have theirs.
 	Turn(ctx context.Context) error
 }
 
 type placeKey struct{}
 
-// WithPlace returns a context whose request holds the place.
+// WithPlace returns a context for a request that holds the place.
 func WithPlace(ctx context.Context, p Place) context.Context {
 	return context.WithValue(ctx, placeKey{}, p)
 }
 
-// WithoutPlace gives the place of the context's request back while wait waits for others. It takes one again when wait
-// has succeeded.
+// WithoutPlace gives the place of the context's request back while wait runs. It takes one again once wait has
+// succeeded.
 func WithoutPlace(ctx context.Context, wait func() error) error {
 	p, ok := ctx.Value(placeKey{}).(Place)
 	if ok {
@@ -30,13 +30,13 @@ func WithoutPlace(ctx context.Context, wait func() error) error {
 	return wait()
 }
 
-// yieldPlace lets others have the place of the context's request, and returns when it has one again.
+// yieldPlace lets other requests have the place of the context's request, and returns when the request has one again.
 func yieldPlace(ctx context.Context) error {
 	return WithoutPlace(ctx, func() error { return nil })
 }
 
-// TakeTurn waits for the turn of the context's request, if the request holds a place. It comes before work that keeps a
-// processor busy for milliseconds, and between parts of it that together may take long.
+// TakeTurn waits for the turn of the context's request, if the request holds a place. It is called before work that
+// keeps a processor busy for milliseconds, and between the parts of longer work.
 func TakeTurn(ctx context.Context) error {
 	p, ok := ctx.Value(placeKey{}).(Place)
 	if ok {

@@ -5,8 +5,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/feature"
 )
 
-// Upstream's cacher asks a global variable whether every etcd that it knows can answer RequestWatchProgress. If not, it
-// refuses streaming lists and consistent reads from its cache. No store of this process is etcd, and all of them can.
+// Upstream's cacher asks a global variable whether every etcd that it knows supports RequestWatchProgress. If not, it
+// refuses streaming lists and consistent reads from its cache. The stores of this process are not etcd, but all support
+// it.
 func init() {
 	feature.DefaultFeatureSupportChecker = progressSupported{feature.DefaultFeatureSupportChecker}
 }

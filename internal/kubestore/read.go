@@ -33,7 +33,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
-	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view, and a newer one answers as well
+	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view, and a newer view answers as well
 		v, err = s.latest(ctx)
 		if err != nil {
 			return err
@@ -60,8 +60,8 @@ func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error 
 	return s.decodeTo(v, data, out)
 }
 
-// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion recognises it, if
-// unsafe deletion is possible.
+// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion recognises such an
+// object. It does so only if unsafe deletion is enabled.
 func (s *store) asCorrupt(path string, err error) error {
 	var corrupt *corruptError
 	if err != nil && unsafeDeletion() && errors.As(err, &corrupt) {
@@ -74,8 +74,8 @@ func storedRow(row projection.Row) stored {
 	return stored{rowKey: row.Key, revision: row.Revision, value: row.Value}
 }
 
-// viewFor returns the view that a resourceVersion without a match asks for. Unset asks for the most recent one, '0' for
-// any, and any other for one not older than that.
+// viewFor returns the view for a resourceVersion without a match: the most recent one if it is unset, any view for '0',
+// and otherwise a view that is not older than it.
 func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projection.View, error) {
 	switch resourceVersion {
 	case "":
@@ -90,8 +90,8 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	return s.AtLeast(ctx, eventlog.Revision(rev))
 }
 
-// any returns the view that this process has, if it is young enough. It returns none that is older than what this store
-// has acknowledged. It returns none from before the first event of the cell either, because a list needs a revision.
+// any returns the view that this process has, if it is young enough. It reads a newer view if that one is older than
+// this store's acknowledged writes, or is from before the first event of the cell, because a list needs a revision.
 func (s *store) any(ctx context.Context) (*projection.View, error) {
 	if v := pinned(ctx); v != nil {
 		return v, nil
@@ -110,7 +110,7 @@ func (s *store) any(ctx context.Context) (*projection.View, error) {
 	return v, nil
 }
 
-// acknowledge remembers that a revision was written.
+// acknowledge records the revision of an acknowledged write.
 func (s *store) acknowledge(rev eventlog.Revision) {
 	for {
 		old := s.acknowledged.Load()
@@ -120,7 +120,7 @@ func (s *store) acknowledge(rev eventlog.Revision) {
 	}
 }
 
-// span is what a list reads: rows of one view, as of one revision.
+// span says what a list reads: rows of one view, as of one revision.
 type span struct {
 	view   *projection.View
 	at     eventlog.Revision
@@ -173,8 +173,8 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	return nil
 }
 
-// span decides what a list reads, by its resourceVersion, match, limit and continue token. A revision inside an append
-// stands for its end: no list shows a part of what was written at once.
+// span returns what a list reads, by its resourceVersion, match, limit and continue token. A revision inside an append
+// stands for the append's end, so that no list shows only a part of it.
 func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
 	path = s.narrowed(path, &opts.Predicate)
 	sp := span{keys: s.keys(path, opts.Recursive), prefix: s.rowKey(path)}
@@ -191,7 +191,7 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	case exact > 0:
 		sp.at, sp.exact = eventlog.Revision(exact), true
 		sp.view, err = s.AtLeast(ctx, sp.at)
-		if err == nil && start == "" { // a token has the end of an append
+		if err == nil && start == "" { // a token's revision is the end of an append
 			if sp.at, err = s.Projection.EndOf(ctx, sp.at); err != nil {
 				err = listError(ctx, err, false, "", "")
 			}
@@ -199,7 +199,7 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 		if err == nil && s.Within != nil {
 			err = s.Within(ctx, sp.at)
 		}
-	case start != "": // an inconsistent token, which goes on at a new revision
+	case start != "": // an inconsistent token, which continues at a new revision
 		sp.view, err = s.Consistent(ctx)
 	default:
 		sp.view, err = s.viewFor(ctx, opts.ResourceVersion)
@@ -213,9 +213,9 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	return sp, nil
 }
 
-// narrowed is the path of a page. Of a list of all namespaces that selects one, upstream asks for the first page as for
-// that namespace's, and for the others as for all. A token is relative to what its page has read, so they would skip
-// objects, or tell them again.
+// narrowed returns the path of a page. If a list of all namespaces selects one of them, upstream asks for that
+// namespace in the first page, and for all namespaces in the others. A token is relative to the range that its page has
+// read, so without narrowed the later pages would skip or repeat objects.
 func (s *store) narrowed(path string, p *storage.SelectionPredicate) string {
 	if p.Continue == "" || p.Field == nil || !s.Namespaced || path != s.Prefix+"/" {
 		return path
@@ -235,14 +235,14 @@ type listing struct {
 	list    runtime.Object
 	kind    schema.GroupVersionKind // of list
 	newItem func() runtime.Object
-	// taken is how many objects the list has until now.
+	// taken is how many objects the list has so far.
 	taken int
-	// last is the row key that was looked at last, and more says that another one follows it.
+	// last is the last row key that was looked at, and more says that another row follows it.
 	last string
 	more bool
-	// corrupt rows are reported together while unsafe deletion is possible.
+	// corrupt has the errors of corrupt rows while unsafe deletion is enabled. They are reported together.
 	corrupt []error
-	// bytes is the size of the rows until now.
+	// bytes is the size of the rows so far.
 	bytes int
 	// judge and wanted are nil if every row must be decoded.
 	judge  *judge
@@ -253,11 +253,11 @@ func (s *store) listing(sp span, opts storage.ListOptions, list runtime.Object, 
 	return &listing{store: s, span: sp, opts: opts, list: list, kind: list.GetObjectKind().GroupVersionKind(), newItem: itemFunc(list, items)}
 }
 
-// heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the
-// answer. A list that is longer waits for its turn.
+// heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, mostly encoding the answer. A
+// list with more bytes waits for its turn.
 const heavyList = 256 << 10
 
-// maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
+// maxCorrupt is how many corrupt objects a list names before it gives up. It is upstream's number.
 const maxCorrupt = 100
 
 // scan yields the rows to look at.
@@ -303,7 +303,8 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 	}
 }
 
-// follows finds out whether a row follows that was left out, so that a page ends the same whatever is left out.
+// follows looks for any row after the last one, one that the selection leaves out included, so that a page ends in the
+// same way whatever is selected.
 func (l *listing) follows(ctx context.Context) error {
 	for _, err := range l.view.Scan(ctx, l.last+"\x00", l.keys.End, l.at) {
 		if err != nil {
@@ -315,7 +316,7 @@ func (l *listing) follows(ctx context.Context) error {
 	return nil
 }
 
-// fill takes the objects of the rows that match. They may be the cache's.
+// fill sets the list's items to the objects of the matching rows. The objects may be in the cache.
 func (l *listing) fill(ctx context.Context, items reflect.Value) error {
 	var matched []runtime.Object
 	for row, err := range l.scan(ctx) {
@@ -335,10 +336,10 @@ func (l *listing) fill(ctx context.Context, items reflect.Value) error {
 	return nil
 }
 
-// setItems makes the list's items from the objects, in one allocation. A typed item is a copy of the struct,
-// and shares with the cache what the struct points to. The items of upstream's cacher do the same: those who
-// handle a list may set the fields of an item, but must not write into its maps, slices and pointers. A custom
-// resource is a map, so it is copied as a whole.
+// setItems makes the list's items from the objects, in one allocation. A typed item is a copy of the struct, and shares
+// with the cache everything that the struct points to. The items of upstream's cacher do the same: callers may set the
+// fields of an item, but must not write into its maps, slices and pointers. A custom resource is a map, so it is copied
+// as a whole.
 func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 	items.Set(reflect.MakeSlice(items.Type(), len(objects), len(objects)))
 	for i, obj := range objects {
@@ -349,12 +350,12 @@ func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 	}
 }
 
-// failed answers a list whose rows the view could not read.
+// failed returns the answer to a list whose rows could not be read from the view.
 func (l *listing) failed(ctx context.Context, err error) error {
 	return listError(ctx, err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
 }
 
-// match returns the row's object, nil if it does not match.
+// match returns the row's object, or nil if it does not match.
 func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
@@ -376,8 +377,8 @@ func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// decode returns the row's object. Nobody needs it again soon, but what a webhook may have converted is kept all the
-// same.
+// decode returns the row's object. Nobody needs the object again soon, so it is cached only if a webhook may have
+// converted it.
 func (l *listing) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
@@ -402,8 +403,8 @@ func itemsOf(listObj runtime.Object) (reflect.Value, error) {
 	return items, nil
 }
 
-// itemFunc returns a function that makes an empty item. That of a custom resource has the version of the list, to which
-// the codec then converts.
+// itemFunc returns a function that makes an empty item. An empty custom resource has the version of the list, so that
+// the codec converts to that version.
 func itemFunc(listObj runtime.Object, items reflect.Value) func() runtime.Object {
 	if list, ok := listObj.(*unstructured.UnstructuredList); ok && list.GetAPIVersion() != "" {
 		version := list.GetAPIVersion()

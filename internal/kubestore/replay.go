@@ -13,12 +13,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// errAsked is why a replay stops that was asked to end.
+// errAsked is the cause with which a replay stops that was asked to end.
 var errAsked = errors.New("the watch was asked to end")
 
 // replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If it is asked
-// to end before, the bookmark is of the position that it has reached: neither a slow reader nor a long search for the
-// next event keeps it.
+// to end earlier, the bookmark has the position that it has reached. Neither a slow reader nor a long search for the
+// next event delays that.
 func (w *watcher) replay(ctx context.Context) error {
 	utilflowcontrol.WatchInitialized(ctx)
 	running, stop := context.WithCancelCause(ctx)
@@ -74,21 +74,21 @@ func (w *watcher) sendReplayed(ctx context.Context, seen *replayed, e eventlog.E
 		}
 	}
 	w.position = e.Revision
-	if w.selects != nil { // else nobody asks what was before
+	if w.selects != nil { // otherwise the object before an event is not needed
 		seen.keep(past)
 	}
 	return nil
 }
 
-// replayed is the store for one replay. What was before an event is mostly what the replay has seen last of the key.
-// What was before the first event of a key is read from one view of the revision where the replay began.
+// replayed is the store for one replay. The object before an event is mostly the one that the replay saw last under the
+// key. The object before a key's first event is read from one view as of the revision where the replay began.
 type replayed struct {
 	*store
 	keys projection.Keys
-	// from is the revision from which on last has the newest event of each key.
+	// from is the revision since which last has the newest event of each key.
 	from eventlog.Revision
-	last map[string]stored // without a revision if there is no object
-	// view is of from, nil until it is needed.
+	last map[string]stored // no revision means that there is no object
+	// view is as of from. It is nil until it is needed.
 	view *projection.View
 	held int64
 }
@@ -121,18 +121,18 @@ func (r *replayed) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.O
 	return r.object(ctx, storedRow(row))
 }
 
-// replayShare is the part of the budget that a replay may hold of what it has seen.
+// replayShare is the divisor for a replay's share of the budget.
 const replayShare = 8
 
-// keep notes what the event has left. If that gets too much, the replay forgets all it has seen, and goes on as one
-// that began here.
+// keep records the object that the event has left. If the records get too large, the replay drops them all, and goes on
+// like one that began here.
 func (r *replayed) keep(e *fanout.Event) {
 	if r.last == nil {
 		r.last = map[string]stored{}
 	}
 	after := stored{rowKey: e.RowKey}
 	if e.Op != eventlog.Deleted && !r.foreign(e.ContentType) {
-		after.revision, after.value = e.Revision, bytes.Clone(e.Body) // a body holds its whole block in memory
+		after.revision, after.value = e.Revision, bytes.Clone(e.Body) // the event's body keeps a whole block in memory
 	}
 	grown := int64(len(after.value))
 	if before, known := r.last[e.RowKey]; known {
@@ -150,7 +150,7 @@ func (r *replayed) keep(e *fanout.Event) {
 	}
 }
 
-// storedBytes is about what an entry of a map takes besides its key and its value.
+// storedBytes is about how much a map entry takes besides its key and its value.
 const storedBytes = 128
 
 func (r *replayed) forget() {

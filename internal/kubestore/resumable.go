@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// resumable reads a sequence that can be begun anew behind what was read. A scan holds megabytes of blocks, which must
-// not wait with a watch whose reader is slow.
+// resumable reads a sequence that can be restarted after the last item that was read. A scan holds megabytes of blocks,
+// and must not hold them while a watch waits for its slow reader.
 type resumable[T any] struct {
-	// open begins the sequence behind what was read last.
+	// open begins the sequence after the last item that was read.
 	open func() iter.Seq2[T, error]
 
 	mu   sync.Mutex // guards what follows
@@ -17,7 +17,7 @@ type resumable[T any] struct {
 	stop func()
 }
 
-// all yields the whole sequence, which ends with an error.
+// all yields the whole sequence. After an error it ends.
 func (r *resumable[T]) all() iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		defer r.close()
@@ -39,7 +39,7 @@ func (r *resumable[T]) read() (T, error, bool) { //nolint:staticcheck // as iter
 	return r.next()
 }
 
-// close lets go of the sequence. What is read next begins it anew.
+// close ends the reading of the sequence. The next read restarts it.
 func (r *resumable[T]) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,10 +49,10 @@ func (r *resumable[T]) close() {
 	}
 }
 
-// heldFor is for how long a scan is kept for a watch that waits. To begin it anew costs a few blocks.
+// heldFor is how long a scan is kept for a watch that waits. Restarting it costs a few blocks.
 const heldFor = 20 * time.Millisecond
 
-// during waits, and lets go of the sequence if that takes long.
+// during calls wait, and closes the sequence if that takes longer than heldFor.
 func (r *resumable[T]) during(wait func() error) error {
 	letGo := time.AfterFunc(heldFor, r.close)
 	defer letGo.Stop()

@@ -6,24 +6,25 @@ import (
 	"time"
 )
 
-// Size is how much memory a decoded object takes. It depends on the object's structure far more than on its encoded
-// size: text takes what it takes, many small fields take twenty times as much. So the object is walked, which costs a
-// fraction of what decoding it did.
+// Size returns how much memory a decoded object takes. That depends far more on the object's structure than on its
+// encoded size: a text takes about its own length, many small fields take twenty times theirs. So Size walks the
+// object, which costs a fraction of decoding it.
 func Size(object any) int64 { return beyond(reflect.ValueOf(object)) }
 
-// Memory comes in sizes. Between two of them the allocator wastes an eighth at most.
+// Sizes are rounded up to granules. The allocator rounds them up to its size classes, which wastes an eighth at most.
 const granule = 16
 
 func allocated(bytes uintptr) int64 { return int64((bytes + granule - 1) &^ (granule - 1)) }
 
-// A map has groups of places for keys and values, which are about three quarters full.
+// A map stores keys and values in groups of slots, of which about three quarters are used.
 const (
 	mapHeader  = 48
 	groupSlots = 8
 	groupUsed  = 6
 )
 
-// beyond is the memory that a value refers to. What is not the object's own, such as a time zone, does not count.
+// beyond returns the memory that a value refers to. Memory that is not the object's own, such as a time zone, does not
+// count.
 func beyond(v reflect.Value) (bytes int64) {
 	switch v.Kind() {
 	case reflect.String:
@@ -58,7 +59,8 @@ func beyond(v reflect.Value) (bytes int64) {
 	return bytes
 }
 
-// boxed is the memory of a value in an interface, which refers to everything but a pointer or a map.
+// boxed returns the memory of a value in an interface. The interface refers to it, except that a pointer or a map is
+// held directly.
 func boxed(v reflect.Value) int64 {
 	if v.Kind() == reflect.Pointer || v.Kind() == reflect.Map {
 		return beyond(v)

@@ -17,20 +17,20 @@ import (
 // transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
 const transactionTries = 5
 
-// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them,
-// and so the bytes that it writes, to half as many. A patch of a few bytes does so with a whole object, and takes a
-// tenth of a microsecond for each byte, or two.
+// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them.
+// So it bounds the bytes that the transaction writes to half as many. Even a patch of a few bytes decodes and encodes a
+// whole object, which takes a tenth of a microsecond or two for each byte.
 const transactionWork = 32 << 20
 
-// heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more takes a
-// turn.
+// heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more bytes waits
+// for a turn.
 const heavyWrite = 256 << 10
 
 type transactionKey struct{}
 
-// Transaction is one attempt to write what several requests write, in one append. In its context, every write of a
-// store is kept until the end, and every read shows what was written before in the same attempt. Claims and what is
-// written beside objects are no exception: of two objects that one quota limits, the second is charged after the first.
+// Transaction is one attempt to write the writes of several requests in one append. In its context, every write of a
+// store is kept until the end, and every read shows the earlier writes of the same attempt. This includes claims and
+// writes beside objects: if one quota limits two objects, the second is charged after the first.
 type Transaction struct {
 	mu      sync.Mutex // guards what follows
 	pending *projection.Pending
@@ -38,7 +38,7 @@ type Transaction struct {
 	dry bool
 	// ended says that nothing may be written any more.
 	ended bool
-	// lost says that a part could not be computed, because what it is computed from is no longer there.
+	// lost says that a part could not be computed, because the state that it is computed from is no longer there.
 	lost bool
 	// last is the provisional revision of the last write.
 	last eventlog.Revision
@@ -46,7 +46,7 @@ type Transaction struct {
 	work int
 }
 
-// transactionOf is nil outside of a transaction.
+// transactionOf returns the context's transaction, or nil outside of one.
 func transactionOf(ctx context.Context) *Transaction {
 	t, _ := ctx.Value(transactionKey{}).(*Transaction)
 	return t
@@ -63,8 +63,8 @@ func IsDryRun(ctx context.Context) bool {
 
 type guardedKey struct{}
 
-// WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing.
-// Only what is written is sure to be the same until the end, and somebody relies on that.
+// WithGuard returns a context for an update in a transaction that is written even if it changes nothing. Only written
+// objects are sure to stay the same until the transaction's end, and the caller relies on that.
 func WithGuard(ctx context.Context) context.Context {
 	return context.WithValue(ctx, guardedKey{}, true)
 }
@@ -73,22 +73,22 @@ func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
 
 var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the transaction of which it was a part", 0)
 
-// Transactions are those of one process. They are safe for concurrent use.
+// Transactions runs the transactions of one process. It is safe for concurrent use.
 type Transactions struct {
 	Cell
-	// Decides names the rows that decide about a write of the key without being written: one that is there may be gone
-	// when a long transaction ends.
+	// Decides returns the rows that decide about a write of the key without being written. Such a row may be gone when
+	// a long transaction ends.
 	Decides func(eventlog.Key) []projection.Keys
 
 	turns turns
 }
 
 // Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
-// that has succeeded, and the revision of the batch's last event, 0 if there was nothing to append.
+// that succeeded, and the revision of the batch's last event, or 0 if there was nothing to append.
 //
-// If another write of one of the keys came first, everything is computed again. Those that have lost in one namespace
-// take turns, as other writes do. An error of compute is returned, and then nothing is written. Of a dry run nothing is
-// appended: its parts see each other, and nobody else sees them.
+// If another write of one of the keys came first, Run computes everything again. Transactions that have lost in one
+// namespace take turns, as other writes do. If compute fails, Run returns its error and writes nothing. A dry run
+// appends nothing: its parts see each other, and nobody else sees them.
 func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
 	var turn chan struct{}
 	defer func() {
@@ -131,22 +131,22 @@ func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.
 	return nil, 0, Answer(ctx, err)
 }
 
-// turn waits for the turn of those that have lost in the same namespace, or to the same object where there is none.
-// Nobody waits who has lost to no other write.
+// turn waits for the turn among the transactions that lost in the same namespace, or to the same object if it has no
+// namespace. A transaction that has not lost to another write does not wait.
 func (ts *Transactions) turn(ctx context.Context, pending *projection.Pending) (chan struct{}, error) {
 	v, err := ts.latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	to, err := pending.Rebase(ctx, v, ts.Decides)
-	if err != nil || to == (eventlog.Key{}) { // such as that the floor has passed the view
+	if err != nil || to == (eventlog.Key{}) { // for example, the floor has passed the view
 		return nil, nil
 	}
 	return ts.turns.take(ctx, cmp.Or(to.Namespace, to.RowKey())), nil
 }
 
-// append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with
-// any write.
+// append appends what a transaction has written. As with any write, the view that decided about the writes may be no
+// older than Staleness.
 func (ts *Transactions) append(ctx context.Context, pending *projection.Pending) (eventlog.Revision, error) {
 	if pending.Len() > 0 && pending.Base().Age() >= Staleness {
 		v, err := ts.latest(ctx)
@@ -172,7 +172,8 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 	return rev, err
 }
 
-// end says whether the attempt has lost. A request that has outlived its deadline may still run.
+// end ends the attempt and says whether it has lost. A request that has outlived its deadline may still run, but writes
+// nothing more.
 func (t *Transaction) end() (lost bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,15 +181,15 @@ func (t *Transaction) end() (lost bool) {
 	return t.lost
 }
 
-// view is what the transaction's requests read.
+// view returns what the transaction's requests read.
 func (t *Transaction) view() *projection.View {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.pending.View()
 }
 
-// compute is store.compute in a transaction. Nobody else sees what the transaction writes, so nothing is lost here to
-// another writer.
+// compute is store.compute in a transaction. Only the transaction itself sees what it writes, so its writes cannot lose
+// to another writer here.
 func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	rev, err := try(t.view())
 	if lost(err) {
@@ -197,8 +198,8 @@ func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, err
 	return rev, err
 }
 
-// spend counts bytes of objects that a write is going to decode and to encode. If they are many, or those of all that
-// its transaction does, the request waits for its turn.
+// spend counts bytes of objects that a write is about to decode and encode. If these bytes are many, or in a
+// transaction those of all its writes, the request waits for its turn.
 func spend(ctx context.Context, bytes int) error {
 	if t := transactionOf(ctx); t != nil {
 		t.mu.Lock()
@@ -216,21 +217,23 @@ func spend(ctx context.Context, bytes int) error {
 	return nil
 }
 
-// Half says that half of what the transaction may do is done: who can go on in another one should.
+// Half says that the transaction has done half of the work that it may do. A caller that can continue in another
+// transaction should.
 func (t *Transaction) Half() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.work > transactionWork/2
 }
 
-// Lose says that what the attempt is computed from is no longer there, so that all of it must be computed again.
+// Lose says that the state that the attempt is computed from is no longer there, so that all of it must be computed
+// again.
 func (t *Transaction) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.lost = true
 }
 
-// add keeps writes.
+// add keeps the writes until the transaction's end.
 func (t *Transaction) add(ctx context.Context, writes []projection.Write) (eventlog.Revision, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -249,8 +252,8 @@ func (t *Transaction) add(ctx context.Context, writes []projection.Write) (event
 	return rev, nil
 }
 
-// mayCreate refuses to make an object in the place of one that the transaction has deleted. A batch has one event of a
-// key, and an update may not change who an object is.
+// mayCreate refuses to create an object in the place of one that the transaction has deleted. A batch has at most one
+// event of a key, and an update cannot give an object a new identity.
 func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
 	if t == nil || !creates {
 		return nil
@@ -267,15 +270,15 @@ func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
 	return refused
 }
 
-// Last is the provisional revision of the last write, 0 if there is none.
+// Last returns the provisional revision of the last write, or 0 if there is none.
 func (t *Transaction) Last() eventlog.Revision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last
 }
 
-// Appended is the revision of the event that a write with a provisional revision has become, once Run has
-// returned. It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
+// Appended turns a provisional revision into that of the event that was appended, once Run has returned. It returns 0
+// for an object that the transaction both created and deleted. A revision that is not provisional is returned as it is.
 func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
 	return t.pending.Appended(rev)
 }

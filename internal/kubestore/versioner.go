@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// versioner is upstream's, with one difference. If the `metadata.resourceVersion` of an object is not a number, the
-// object is invalid. Upstream makes it an internal error, although it comes from the client of an update.
+// versioner is upstream's, with one difference. If an object's `metadata.resourceVersion` is not a number, the error
+// says that the object is invalid. Upstream returns an internal error, although the value comes from the client of an
+// update.
 type versioner struct {
 	storage.APIObjectVersioner
 	resource schema.GroupResource
@@ -26,7 +27,7 @@ func (v versioner) ObjectResourceVersion(obj runtime.Object) (uint64, error) {
 	if noMeta != nil {
 		return 0, err
 	}
-	kind := schema.GroupKind{Group: v.resource.Group, Kind: v.resource.Resource} // as upstream names it where it does not know the kind
+	kind := schema.GroupKind{Group: v.resource.Group, Kind: v.resource.Resource} // as upstream does without a kind
 	return 0, apierrors.NewInvalid(kind, about.GetName(), field.ErrorList{field.Invalid(
 		field.NewPath("metadata", "resourceVersion"), about.GetResourceVersion(), "must be one that the server gave, or be left out")})
 }

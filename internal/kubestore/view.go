@@ -12,13 +12,13 @@ import (
 
 type viewKey struct{}
 
-// requestView is the newest view that one request has used. A request reads its own writes: once it has written, it
-// needs a view that has the write.
+// requestView is the newest view that one request has used. A request reads its own writes: after a write, it needs a
+// view that includes the write.
 type requestView struct {
 	mu    sync.Mutex // guards what follows
 	view  *projection.View
 	wrote eventlog.Revision
-	// open is how many appends were begun of which it is not known that nothing was written.
+	// open counts the appends that were begun and may have written something.
 	open int
 	// past says that the request reads the view and nothing newer.
 	past bool
@@ -26,14 +26,14 @@ type requestView struct {
 	unread error
 }
 
-// requestViewOf is nil for a context without one.
+// requestViewOf returns the context's view, or nil.
 func requestViewOf(ctx context.Context) *requestView {
 	r, _ := ctx.Value(viewKey{}).(*requestView)
 	return r
 }
 
-// WithView returns a context whose consistent reads use the view, so that one request asks the log once. The view must
-// be no older than the request's start. A write that meets a conflict catches up again.
+// WithView returns a context whose consistent reads use the view, so that a request asks the log only once. The view
+// must be no older than the request's start. A write that meets a conflict asks the log again and reads a newer view.
 func WithView(ctx context.Context, v *projection.View) context.Context {
 	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
 }
@@ -43,12 +43,13 @@ func WithoutView(ctx context.Context) context.Context {
 	return context.WithValue(ctx, viewKey{}, (*requestView)(nil))
 }
 
-// WithPast returns a context of a request that reads the past: its head is the view's revision, whatever it asks for.
+// WithPast returns a context for a request that reads the past: its head is the view's revision, whatever revision it
+// asks for.
 func WithPast(ctx context.Context, v *projection.View) context.Context {
 	return context.WithValue(ctx, viewKey{}, &requestView{view: v, past: true})
 }
 
-// PastFrom returns the view that a request of the past reads, nil for a request of the present.
+// PastFrom returns the view that a request of the past reads, or nil for a request of the present.
 func PastFrom(ctx context.Context) *projection.View {
 	r := requestViewOf(ctx)
 	if r == nil || !r.past {
@@ -57,8 +58,8 @@ func PastFrom(ctx context.Context) *projection.View {
 	return r.view // never changes
 }
 
-// pinned is the view of a request that reads nothing newer: of its moment in the past, or of its transaction. It is nil
-// for any other request.
+// pinned returns the view of a request that reads nothing newer: that of its moment in the past, or that of its
+// transaction. For any other request it returns nil.
 func pinned(ctx context.Context) *projection.View {
 	if t := transactionOf(ctx); t != nil {
 		return t.view()
@@ -66,8 +67,8 @@ func pinned(ctx context.Context) *projection.View {
 	return PastFrom(ctx)
 }
 
-// ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
-// the last write of the request.
+// ViewFrom returns the newest view that the context's request has used, or nil if it has used none. The view may be
+// older than the request's last write.
 func ViewFrom(ctx context.Context) *projection.View {
 	if t := transactionOf(ctx); t != nil {
 		return t.view()
@@ -81,14 +82,14 @@ func ViewFrom(ctx context.Context) *projection.View {
 	return r.view
 }
 
-// Consistent returns a view that is at least as new as every write acknowledged before the context's request began, and
-// as the request's own writes. It is the request's view, or else what Projection.Latest returns.
+// Consistent returns a view that includes every write acknowledged before the context's request began, and the
+// request's own writes. It is the request's view, or else what Projection.Latest returns.
 func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
 	v, _, err := c.consistent(ctx)
 	return v, err
 }
 
-// consistent says also whether the view is fresh, rather than from the request's start.
+// consistent also says whether the view is fresh, as opposed to one from the request's start.
 func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	if t := transactionOf(ctx); t != nil {
 		return t.view(), true, nil
@@ -106,13 +107,13 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
-// Staleness bounds the age of the view that a write starts from, and that decides about it when it is appended. So once
-// nothing may be written any more, because a namespace terminates, it is known when the last write was decided that
-// could not know so.
+// Staleness bounds the age of the view that a write starts from, and of the view that decides about it when it is
+// appended. So if writes become forbidden at some time, because a namespace terminates, the last write that was decided
+// without knowing so was decided less than this much later.
 const Staleness = time.Second
 
-// recent is consistent, but no older than Staleness. Only the view of a slow request is older, such as one that has
-// waited for a webhook.
+// recent is consistent, but the view is no older than Staleness. Only a slow request has an older view, such as one
+// that has waited for a webhook.
 func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	v, fresh, err = c.consistent(ctx)
 	if err != nil || fresh || v.Age() < Staleness {
@@ -122,9 +123,9 @@ func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err e
 	return v, true, err
 }
 
-// latest catches up with the log, and so does the request's view. Projection.Latest may do more than read: when the
-// tail has grown far too long, one request of the process, which may be a GET, commits the snapshot and purges the log.
-// That takes it 5 s at most.
+// latest catches up with the log, and updates the request's view. Projection.Latest may do more than read: when the
+// tail has grown far too long, one request of the process commits the snapshot and purges the log, even if it is a GET.
+// That takes 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	if v := pinned(ctx); v != nil {
 		return v, nil
@@ -145,11 +146,11 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 }
 
 // reachable is how far beyond the head a revision may be for a request to wait for it. The projection waits for 3 s. A
-// revision that is further away would come in that time only if ten thousand events were appended each second.
+// revision further away would come in that time only if ten thousand events were appended each second.
 const reachable = 30_000
 
-// AtLeast returns a view not older than the revision. It waits a short while for a revision that may still come. The
-// request holds no place meanwhile.
+// AtLeast returns a view not older than the revision. It waits a short while for a revision that may still come.
+// Meanwhile the request gives up its place.
 func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v := ViewFrom(ctx)
 	if v != nil && (v.Revision() >= rev || transactionOf(ctx) != nil) {
@@ -162,7 +163,7 @@ func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 	if known != nil && known.Revision() >= rev {
 		return c.await(ctx, rev)
 	}
-	if v == nil || rev-v.Revision() <= reachable { // else the request knows already that it is too far
+	if v == nil || rev-v.Revision() <= reachable { // otherwise the request's own view shows that it is too far
 		var err error
 		v, err = c.latest(ctx)
 		if err != nil || v.Revision() >= rev {
@@ -188,7 +189,7 @@ func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.Vie
 	return v, nil
 }
 
-// Unread remembers why the context's request cannot be served, for who cannot return it.
+// Unread remembers why the request cannot be served, for callees that cannot return an error.
 func Unread(ctx context.Context, err error) {
 	if r := requestViewOf(ctx); r != nil {
 		r.mu.Lock()
@@ -197,7 +198,7 @@ func Unread(ctx context.Context, err error) {
 	}
 }
 
-// UnreadOf returns what Unread has remembered, or nil.
+// UnreadOf returns the error that Unread has remembered, or nil.
 func UnreadOf(ctx context.Context) error {
 	r := requestViewOf(ctx)
 	if r == nil {
@@ -208,7 +209,7 @@ func UnreadOf(ctx context.Context) error {
 	return r.unread
 }
 
-// opens notes that the context's request begins an append. It is closed with what became of that.
+// opens records that the context's request begins an append. The caller passes the append's result to closes.
 func opens(ctx context.Context) (closes func(eventlog.Revision, error)) {
 	r := requestViewOf(ctx)
 	if r == nil {
@@ -222,14 +223,14 @@ func opens(ctx context.Context) (closes func(eventlog.Revision, error)) {
 		defer r.mu.Unlock()
 		switch {
 		case err == nil:
-			r.wrote = max(r.wrote, rev) // which its views must have from now on
+			r.wrote = max(r.wrote, rev) // later views must include it
 		case !errors.Is(err, eventlog.ErrUnknown):
 			r.open--
 		}
 	}
 }
 
-// MayHaveWritten reports whether the context's request has begun to append something that may be in the log.
+// MayHaveWritten reports whether the context's request has begun an append that may be in the log.
 func MayHaveWritten(ctx context.Context) bool {
 	r := requestViewOf(ctx)
 	if r == nil {
@@ -246,7 +247,7 @@ func (r *requestView) hasWritten() bool {
 	return r.wrote > 0
 }
 
-// release lets go of the request's view, which a watch would keep in memory for as long as it runs.
+// release drops the request's view. Otherwise a watch would keep it in memory for as long as it runs.
 func release(ctx context.Context) {
 	r := requestViewOf(ctx)
 	if r != nil && !r.past {

@@ -24,20 +24,21 @@ import (
 )
 
 const (
-	// bufferedEvents is how many events wait for the reader of a watch.
+	// bufferedEvents is how many events may wait for the reader of a watch.
 	bufferedEvents = 16
-	// bufferedBytes is how many bytes of stored values they may have together, unless it is one event. A decoded value
-	// takes some times as many.
+	// bufferedBytes is how many bytes of stored values the waiting events may have together. A single event may have
+	// more. Decoded, a value takes several times as many.
 	bufferedBytes = 64 << 10
-	// progressInterval is how often an internal watch (the cacher's) hears of the head.
+	// progressInterval is how often an internal watch (the cacher's) is told the head.
 	progressInterval = 5 * time.Second
-	// bookmarkInterval is how often a client's watch does. The last time is bookmarkBeforeEnd before its request ends.
+	// bookmarkInterval is the same for clients' watches. The last bookmark comes bookmarkBeforeEnd before the request
+	// ends.
 	bookmarkInterval  = time.Minute
 	bookmarkBeforeEnd = 2 * time.Second
 )
 
-// Watch implements storage.Interface. From a revision it delivers every matching change after that revision. Without
-// one, or from '0', it delivers the state first. A watch from a revision below the floor ends with an ERROR event,
+// Watch implements storage.Interface. With a revision it delivers every matching change after the revision. Without
+// one, or with '0', it delivers the state first. A watch from a revision below the floor ends with an ERROR event,
 // reason Expired.
 func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	path, err := s.path(key, opts.Recursive)
@@ -61,12 +62,12 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		results: make(chan watch.Event, bufferedEvents),
 	}
 	if rev > 0 && !w.initial && s.Within != nil {
-		if err := s.Within(ctx, w.position+1); err != nil { // the first that it may bring
+		if err := s.Within(ctx, w.position+1); err != nil { // the first revision that the watch may deliver
 			return nil, err
 		}
 	}
 	if rev == 0 && !w.initial {
-		// Only changes from now on are wanted, and now must be before Watch returns.
+		// Only changes from now on are wanted, and 'now' must be before Watch returns.
 		v, err := s.Consistent(ctx)
 		if err != nil {
 			return nil, err
@@ -81,20 +82,20 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	return w, w.begin(ctx)
 }
 
-// begin lets the watch run, in the past if its request is of the past.
+// begin starts the watch. If its request is of the past, so is the watch.
 func (w *watcher) begin(ctx context.Context) error {
 	w.past = PastFrom(ctx)
 	if w.past != nil && w.position > w.past.Revision() {
 		return afterMoment(w.position, w.past.Revision())
 	}
 	w.end = EndOf(ctx)
-	w.encodes = w.end != nil // others read on at once
+	w.encodes = w.end != nil // other readers read on at once
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return nil
 }
 
-// EventWatch is a watch of events themselves, of objects of any kind.
+// EventWatch is a watch of the log's events as such, for objects of any kind.
 type EventWatch struct {
 	Cell
 	schema.GroupResource // which is watched
@@ -104,11 +105,11 @@ type EventWatch struct {
 	Bookmarks bool
 	// New makes an empty object, for bookmarks.
 	New func() runtime.Object
-	// Tell makes the object that the client is told of an event, nil if there is nothing to tell.
+	// Tell returns the object that tells the client about an event, or nil to leave the event out.
 	Tell func(context.Context, eventlog.Event) (runtime.Object, error)
 }
 
-// Start begins the watch. Each event that is told is an ADDED.
+// Start begins the watch. The client gets each event as ADDED.
 func (e EventWatch) Start(ctx context.Context) (watch.Interface, error) {
 	if e.Feed == nil && PastFrom(ctx) == nil {
 		return nil, apierrors.NewMethodNotSupported(e.GroupResource, "watch")
@@ -121,8 +122,8 @@ func (e EventWatch) Start(ctx context.Context) (watch.Interface, error) {
 
 func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.WatchList) }
 
-// RequestWatchProgress implements storage.Interface. The cacher's watch gets a bookmark at the head that this process
-// knows, as soon as the feed is there.
+// RequestWatchProgress implements storage.Interface. The cacher's watch gets a bookmark as soon as the feed has reached
+// the head that this process knows.
 func (s *store) RequestWatchProgress(context.Context) error {
 	v := s.Projection.Current()
 	if s.Feed != nil && v != nil {
@@ -131,34 +132,35 @@ func (s *store) RequestWatchProgress(context.Context) error {
 	return nil
 }
 
-// watcher is one watch.Interface. Its goroutine ends when it is stopped or its request ends.
+// watcher is one watch.Interface. Its goroutine ends when Stop is called or the request ends.
 type watcher struct {
 	*store
 	opts    storage.ListOptions
 	keys    projection.Keys
 	initial bool
-	// selects is what the watch selects, nil for everything.
+	// selects is the watch's selection, nil for everything.
 	selects *storage.SelectionPredicate
 	// position is a revision up to which every matching change was sent.
 	position eventlog.Revision
 	results  chan watch.Event
-	// waiting is at least how many bytes of stored values wait in results.
+	// waiting is how many bytes of stored values wait in results, or more.
 	waiting int
 	// encodes says that the reader encodes each object for a client, which may be slow.
 	encodes bool
-	// line leads to that client, nil if all events must go through results. Sends says that changes may go over it.
+	// line leads to that client. It is nil if all events must go through results. Sends says that changes may use the
+	// line.
 	line  Line
 	sends bool
-	// latest is the receipt of the newest event in results, nil if that has none.
+	// latest is the receipt of the newest event in results. It is nil if that event has no receipt.
 	latest *fanout.Receipt
 	cancel context.CancelFunc
-	// tell says what an event is to the client, if that is not what it is to a store.
+	// tell, if set, makes the object that tells the client about an event, in place of the store's object.
 	tell func(context.Context, eventlog.Event) (runtime.Object, error)
-	// past is the view with which a watch of the past ends, nil for one of the present.
+	// past is the view with which a watch of the past ends. It is nil for a watch of the present.
 	past *projection.View
-	// bookmark is when the next one is asked for.
+	// bookmark is when the next bookmark is due.
 	bookmark time.Time
-	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
+	// end asks for a last bookmark and an end without an error. Once it has been received, it is nil and ending is set.
 	end    <-chan struct{}
 	ending bool
 }
@@ -177,7 +179,7 @@ func (w *watcher) run(ctx context.Context) {
 	defer watches.Dec()
 	defer w.cancel()
 	defer close(w.results)
-	defer func() { // as of a request: one object must not end the process, with all watches in it
+	defer func() { // as for a request: one object must not end the process with all its watches
 		if p := recover(); p != nil {
 			slog.ErrorContext(ctx, "a watch panicked", "key", w.keys.Start, "revision", w.position, "panic", p, "stack", string(debug.Stack()))
 			_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(ctx, errors.New("a fault of the server, which its log describes"))}, 0)
@@ -190,16 +192,16 @@ func (w *watcher) run(ctx context.Context) {
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(ctx, err)}, 0)
 }
 
-// rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together that takes it about a second
-// and a half.
+// rejoinAttempts bounds how often a watch that makes no progress joins the feed again. So many attempts take about a
+// second and a half together.
 const rejoinAttempts = 24
 
-// stream sends the state if it is wanted, then the past, then what the feed brings, until something fails for good. It
+// stream sends the state if it is wanted, then the past, then the feed's events, until something fails for good. It
 // never returns nil.
 //
-// What a log, a bucket or a key service refuses once, it may answer the next time. The watch knows its position, so it
-// joins again. If that does not help it ends without an error event: after such an event client-go lists, after a mere
-// end it goes on from its last revision.
+// A request that a log, a bucket or a key service refuses once may succeed the next time. The watch knows its position,
+// so it joins again. If that does not help it ends without an error event: after an error event client-go lists, after
+// a mere end it continues from its last revision.
 func (w *watcher) stream(ctx context.Context) error {
 	if w.initial {
 		if err := w.sendState(ctx); err != nil {
@@ -219,11 +221,11 @@ func (w *watcher) stream(ctx context.Context) error {
 		case ctx.Err() != nil || !passing(err):
 			return err
 		case failures == rejoinAttempts && sealed(err):
-			return err // a key that is gone does not come back, and the client must see that
+			return err // a removed encryption key does not come back, and the client must see the error
 		case failures == rejoinAttempts:
 			return w.endWell(ctx, err)
 		}
-		if err == nil || w.position > before { // it got somewhere
+		if err == nil || w.position > before { // the watch made progress
 			failures = 0
 			continue
 		}
@@ -234,14 +236,14 @@ func (w *watcher) stream(ctx context.Context) error {
 	}
 }
 
-// endWell ends the watch with a bookmark where it stands, after an error that has lasted.
+// endWell ends the watch with a bookmark at its position, after an error that has lasted.
 func (w *watcher) endWell(ctx context.Context, lasting error) error {
 	slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", lasting)
 	w.ending = true
 	return w.sendProgress(ctx, w.position)
 }
 
-// passing says that what failed may succeed later.
+// passing says that the failed operation may succeed later.
 func passing(err error) bool {
 	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrTooMuch, projection.ErrTrimmed, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
 		if errors.Is(err, final) {
@@ -252,30 +254,31 @@ func passing(err error) bool {
 	if errors.As(err, &corrupt) {
 		return corrupt.sealed
 	}
-	if errors.As(err, new(*Unconverted)) { // the client must see that
+	if errors.As(err, new(*Unconverted)) { // the client must see this error
 		return false
 	}
-	var status apierrors.APIStatus // then it is an answer already
+	var status apierrors.APIStatus // then the error is already an answer
 	return !errors.As(err, &status)
 }
 
-// sealed says that a value could not be transformed, because its key is gone or the key service does not answer.
+// sealed says that a value could not be transformed, because its encryption key is gone or the key service does not
+// answer.
 func sealed(err error) bool {
 	var corrupt *corruptError
 	return errors.As(err, &corrupt) && corrupt.sealed
 }
 
-// stateTurn is for how long a watch reads its state before others that start have their turn.
+// stateTurn is how long a watch reads its state before it lets other requests have its place.
 const stateTurn = 100 * time.Millisecond
 
-// sendState sends all matching objects as of one revision, from which the watch then goes on.
+// sendState sends all matching objects as of one revision. Then the watch goes on from that revision.
 func (w *watcher) sendState(ctx context.Context) error {
 	v, err := w.viewFor(ctx, w.opts.ResourceVersion)
 	if err != nil {
 		return err
 	}
 	w.position = v.Revision()
-	v, err = v.Of(ctx, w.keys) // what is archived is folded once, however often the scan begins anew
+	v, err = v.Of(ctx, w.keys) // archived events are folded only once, however often the scan is restarted
 	if err != nil {
 		return Answer(ctx, err)
 	}
@@ -290,12 +293,12 @@ func (w *watcher) sendState(ctx context.Context) error {
 	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
 }
 
-// again reads on behind what was read, if that has failed and may not do so the next time. Read returns whether it got
-// somewhere.
+// again calls read again after a failure that may pass. Read continues after what was read before, and returns whether
+// it made progress.
 func again(ctx context.Context, read func() (bool, error)) error {
 	for failures := 0; ; {
 		further, err := read()
-		if err == nil || ctx.Err() != nil || !passing(err) && !apierrors.IsServiceUnavailable(err) { // the answer of a list
+		if err == nil || ctx.Err() != nil || !passing(err) && !apierrors.IsServiceUnavailable(err) { // a list answers so
 			return err
 		}
 		if further {
@@ -311,8 +314,8 @@ func again(ctx context.Context, read func() (bool, error)) error {
 	}
 }
 
-// sendPieces sends all objects of a view over the line. Neighbours are in one piece, as in a list, which is kept while
-// none of them changes: many informers that start together cost what one does.
+// sendPieces sends all objects of a view over the line, in pieces of neighbouring objects. As in a list, a piece is
+// cached until one of its objects changes, so many informers that start together cost as much as one.
 func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
 	list := w.NewListFunc()
 	items, err := itemsOf(list)
@@ -345,10 +348,10 @@ func (w *watcher) sendEach(ctx context.Context, pieces *resumable[Piece], before
 		}
 		before()
 		added := piece.(added)
-		err := pieces.during(func() error { // nobody waits for a place because this client is slow
+		err := pieces.during(func() error { // no request waits for a place because this client is slow
 			return WithoutPlace(ctx, func() error {
 				if w.line.SendAll(added.frames, added.count) != nil {
-					return errEnded // nothing may follow what was not sent whole
+					return errEnded // nothing may follow a piece that was not sent whole
 				}
 				return nil
 			})
@@ -360,7 +363,7 @@ func (w *watcher) sendEach(ctx context.Context, pieces *resumable[Piece], before
 	return nil
 }
 
-// added is the first events of some objects.
+// added holds the ADDED events of some objects.
 type added struct {
 	frames []byte
 	count  int
@@ -372,7 +375,7 @@ func (a added) Bytes() int { return cap(a.frames) }
 // Size implements Piece.
 func (a added) Size() (count, length int) { return a.count, len(a.frames) }
 
-// Denser implements Piece. A state is used by watches that start together, and hardly later.
+// Denser implements Piece. The state is read by watches that start together, and rarely later.
 func (added) Denser() Piece { return nil }
 
 func addedIn(form Form, list runtime.Object) (Piece, error) {
@@ -383,7 +386,7 @@ func addedIn(form Form, list runtime.Object) (Piece, error) {
 		a.count++
 		return err
 	})
-	a.frames = slices.Clone(a.frames) // which has little room to spare
+	a.frames = slices.Clone(a.frames) // the clone has little spare room
 	return a, err
 }
 
@@ -399,7 +402,7 @@ func addedVerbatim(add Append, items []projection.Row) Piece {
 // sendRows sends the objects of a view that match, one by one.
 func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	var judge *judge
-	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
+	if !w.unstructured { // a custom resource is decoded here to the codec's version
 		judge = w.judge(&w.opts.Predicate, "")
 	}
 	from := w.keys.Start
@@ -410,20 +413,20 @@ func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	})
 }
 
-// sendFrom is sendRows from a key on, which it moves behind what it has sent.
+// sendFrom is sendRows from a key on. It moves the key behind the objects that it has sent.
 func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string, judge *judge) error {
 	next, turn := *from, time.Time{}
 	rows := &resumable[projection.Row]{open: func() iter.Seq2[projection.Row, error] {
 		return v.Select(ctx, next, w.keys.End, w.position, judge.wanted())
 	}}
 	for row, err := range rows.all() {
-		*from = next // what came before is sent
+		*from = next // the earlier objects are sent
 		if err != nil {
 			return err
 		}
 		next = row.Key + "\x00"
 		switch {
-		case turn.IsZero(): // to begin the scan anew may have taken longer than a turn
+		case turn.IsZero(): // restarting the scan may have taken longer than a turn
 			turn = time.Now()
 		case time.Since(turn) > stateTurn:
 			if err := rows.during(func() error { return yieldPlace(ctx) }); err != nil {
@@ -453,7 +456,7 @@ func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string
 		added, size := watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}, len(data)
 		if w.room(size) {
 			err = w.send(ctx, added, size)
-		} else { // nobody waits for a place because this reader is slow
+		} else { // no request waits for a place because this reader is slow
 			err = rows.during(func() error {
 				return WithoutPlace(ctx, func() error { return w.send(ctx, added, size) })
 			})

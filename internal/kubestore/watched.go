@@ -41,8 +41,8 @@ func (s *store) CachedBefore(e *fanout.Event) runtime.Object {
 // FieldValue implements fanout.Store.
 func (s *store) FieldValue(field string, o runtime.Object) string { return s.Indexers[field](o) }
 
-// indexFor returns an index for watches with the predicate, and the value that they select. A transformer may ask a key
-// service, and the feed does not wait for that: then there is no index.
+// indexFor returns an index for watches with the predicate, and the value that they select. There is no index if a
+// transformer may ask a key service, because the feed does not wait for one.
 func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	if p.Field == nil || !s.plain {
 		return fanout.Index{}, ""
@@ -59,12 +59,13 @@ func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 // ErrDropped is what a codec of custom resources returns for an object in a version that its CRD no longer has.
 var ErrDropped = errors.New("the object is stored in a version that was dropped")
 
-// Local is a codec of custom resources that knows which values it decodes without a webhook, and which of these soon.
+// Local is a codec of custom resources that can tell which values it decodes without a webhook, and which of these
+// quickly.
 type Local interface {
 	Local(data []byte) (local, soon bool)
 }
 
-// local says that a value is decoded without a webhook, and soon that this is quick.
+// local says that a value can be decoded without a webhook, and soon that this is quick.
 func (s *store) local(data []byte) (local, soon bool) {
 	if !s.unstructured {
 		return true, true
@@ -85,7 +86,7 @@ func (s *store) Prompt(e *fanout.Event) bool {
 	return soon
 }
 
-// object decodes a stored version. It may be the cache's: nobody may write to it.
+// object decodes a stored version. The object may be in the cache, so nobody may write to it.
 func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
 	data, _, err := s.unseal(ctx, v)
 	if err != nil {

@@ -52,7 +52,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	return s.answer(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
-// prepare completes and encodes an object. Data is the encoding, and body what is stored of it.
+// prepare completes and encodes an object. Data is the encoding, and body is its stored form.
 func (s *store) prepare(ctx context.Context, v *projection.View, path string, before, after runtime.Object) (data, body []byte, err error) {
 	data, err = s.completed(ctx, v, before, after)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *store) prepare(ctx context.Context, v *projection.View, path string, be
 	return data, body, err
 }
 
-// completed is the encoding of the object after it was completed.
+// completed completes the object and returns its encoding.
 func (s *store) completed(ctx context.Context, v *projection.View, before, after runtime.Object) ([]byte, error) {
 	if s.Complete != nil {
 		if err := s.Complete(ctx, v, before, after); err != nil {
@@ -72,8 +72,8 @@ func (s *store) completed(ctx context.Context, v *projection.View, before, after
 	return s.encode(after)
 }
 
-// GuaranteedUpdate implements storage.Interface. It ignores the suggestion, because it reads the row from the view in
-// any case, and the cache of decoded objects makes it cheap to get the row's object.
+// GuaranteedUpdate implements storage.Interface. It ignores the suggested object: it reads the row from the view in any
+// case, and the cache makes it cheap to get the row's decoded object.
 func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
 	path, err := s.path(key, false)
@@ -91,7 +91,7 @@ func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination ru
 	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, u.data, destination)
 }
 
-// update is one GuaranteedUpdate.
+// update is one call of GuaranteedUpdate.
 type update struct {
 	*store
 	path           string
@@ -99,7 +99,7 @@ type update struct {
 	ignoreNotFound bool
 	preconditions  *storage.Preconditions
 	try            storage.UpdateFunc
-	// data is what the last attempt encoded.
+	// data is the encoding by the last attempt.
 	data []byte
 }
 
@@ -143,7 +143,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	return u.append(ctx, v, Change{Key: u.key(u.path), Before: st.kept, After: ret}, st.at, u.put(body, seconds))
 }
 
-// Delete implements storage.Interface. It ignores the suggestion, as GuaranteedUpdate does.
+// Delete implements storage.Interface. It ignores the suggested object, as GuaranteedUpdate does.
 func (s *store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
 	validate storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	path, err := s.path(key, false)
@@ -183,18 +183,18 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	return s.answer(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
-// state is a key as of a view.
+// state is the state of a key as of a view.
 type state struct {
 	at       projection.State
 	found    bool
 	revision eventlog.Revision // of the live row, else 0
-	obj      runtime.Object    // the caller's own; empty if not found, nil if read raw
+	obj      runtime.Object    // the caller's own copy; empty if not found, nil if read raw
 	kept     runtime.Object    // obj as it was read, which may be shared; nil if not found or read raw
-	data     []byte            // obj as it was encoded
+	data     []byte            // the encoding of obj
 	stale    bool              // says that the value should be encrypted anew
 }
 
-// state reads the key of a path. If it reads raw, it neither transforms nor decodes the value.
+// state reads the key of a path. With raw, it neither transforms nor decodes the value.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
 	at, err := v.State(ctx, s.key(path))
 	if err != nil {
@@ -229,10 +229,10 @@ func emptyLike(obj runtime.Object) runtime.Object {
 	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
 }
 
-// put makes the write of a body from the state of its key.
+// put returns a function that makes the write of a body from the state of its key.
 func (s *store) put(body []byte, seconds uint32) func(*projection.State) projection.Write {
 	return func(at *projection.State) projection.Write { return at.Put(s.ContentType, body, seconds) }
 }
 
-// lifetime is upstream's time to live in the log's seconds.
+// lifetime converts upstream's time to live to the log's seconds.
 func lifetime(ttl uint64) uint32 { return uint32(min(ttl, math.MaxUint32)) }

@@ -10,13 +10,13 @@ import (
 )
 
 // Writers counts the requests of a process that may write. It is for callers that must know that every append of the
-// requests until now has landed or never will. Its zero value is ready.
+// requests so far has landed or never will. Its zero value is ready to use.
 //
-// A request counts from Begin, which it calls before it looks at anything, until it and its appends have ended. When
-// its client goes away the request ends, while an append may still be on its way. It begins no other.
+// A request counts from its call of Begin, before it looks at anything, until it and its appends have ended. When the
+// client goes away, the request ends, perhaps while an append is still under way. It then begins no further append.
 type Writers struct {
 	mu sync.Mutex
-	// running is how many requests of each generation count; Wait begins a generation.
+	// running is how many requests of each generation count. Wait begins a new generation.
 	running map[uint64]int // by mu
 	current uint64         // by mu
 	// ended is closed and replaced whenever a generation ends.
@@ -32,7 +32,7 @@ type writer struct {
 
 type writerKey struct{}
 
-// Begin counts a request until end is called. End may be called more than once.
+// Begin counts a request until end is called. Calling end more than once is safe.
 func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,7 +44,7 @@ func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	return context.WithValue(ctx, writerKey{}, r), sync.OnceFunc(r.release)
 }
 
-// hold makes the request count until release, unless it has ended.
+// hold makes the request count until release is called. It returns false if the request has ended.
 func (r *writer) hold() bool {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
@@ -74,7 +74,7 @@ func (r *writer) release() {
 	}
 }
 
-// Wait returns when every request that counted when it was called has ended.
+// Wait returns when every request that counted at the time of the call has ended.
 func (w *Writers) Wait(ctx context.Context) error {
 	w.mu.Lock()
 	last := w.current
@@ -93,7 +93,7 @@ func (w *Writers) Wait(ctx context.Context) error {
 	}
 }
 
-// before returns a channel that is closed when a generation ends, nil if no generation up to last is running.
+// before returns a channel that is closed when a generation ends. It is nil if no generation up to last is running.
 func (w *Writers) before(last uint64) chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,7 +111,7 @@ func (w *Writers) before(last uint64) chan struct{} {
 var errRequestEnded = errors.New("the request has ended")
 
 // beginAppend makes the context's request count until the append has ended. It refuses a request that has ended,
-// because what the request saw may not be true any more. It also refuses while the log is known to refuse.
+// because what the request read may no longer be true. It also refuses while the log is known to refuse.
 func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	if c.Writable != nil {
 		err = c.Writable()

@@ -6,8 +6,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// audience is the subscriptions of one key. Those that select one value of an indexed field get only the events of
-// objects that have the value, or had it. Each of them still compares the objects with all that it selects.
+// audience holds the subscriptions of one key. A subscription that selects one value of an indexed field gets only
+// events of objects that have the value, or had it. It still compares these objects with its whole selection.
 type audience struct {
 	members   subscriptions
 	unindexed subscriptions
@@ -50,7 +50,7 @@ func (a *audience) remove(s *Subscription) {
 	}
 }
 
-// concerned adds to the list the subscriptions that get the delivery.
+// concerned appends the subscriptions that get the delivery to the list.
 func (a *audience) concerned(d *Delivery, list []*Subscription) []*Subscription {
 	list = a.unindexed.appendTo(list)
 	for i, byValue := range a.indexed {
@@ -76,14 +76,14 @@ func (s subscriptions) appendTo(list []*Subscription) []*Subscription {
 	return list
 }
 
-// Index finds the subscriptions of a store that select one value of a field. Without a field it is none.
+// Index finds the subscriptions of a store that select one value of a field. An Index without a field means none.
 type Index struct {
 	Store Store
 	Field string
 }
 
-// values are those of the field after the event and before it. They are not known if finding them out would mean
-// waiting. So the object before an update is looked for in the cache only, where it is in most cases.
+// values returns the field's value after the event and before it. It does not wait, so the values may be unknown: the
+// object before an update is taken only from the cache, where it mostly is.
 func (i Index) values(d *Delivery) (now, then string, known bool) {
 	after, err := d.change(i.Store).loadAfter(context.Background())
 	if err != nil {

@@ -12,29 +12,29 @@ import (
 )
 
 // Store decodes the objects of an event for the watches of one store. Stores are compared with ==. The objects may be
-// shared with others: nobody writes to them. An error is for this call only: the next one may succeed.
+// shared, so nobody writes to them. An error holds only for this call: the next call may succeed.
 type Store interface {
-	// ObjectAfter returns the object that the event left, for a deletion the object that it deleted.
+	// ObjectAfter returns the object after the event. For a deletion it returns the deleted object.
 	ObjectAfter(ctx context.Context, e *Event) (runtime.Object, error)
-	// Prompt says that ObjectAfter waits for nobody, and is quick.
+	// Prompt says that ObjectAfter is quick and does not wait.
 	Prompt(e *Event) bool
-	// ObjectBefore returns the object that the event found, nil if there was none.
+	// ObjectBefore returns the object before the event, or nil if there was none.
 	ObjectBefore(ctx context.Context, e *Event) (runtime.Object, error)
-	// CachedBefore returns what ObjectBefore does if that needs no waiting, else nil.
+	// CachedBefore returns the object of ObjectBefore if that needs no waiting, else nil.
 	CachedBefore(e *Event) runtime.Object
 	// FieldValue returns the object's value of a field that an Index names.
 	FieldValue(field string, o runtime.Object) string
 }
 
-// change is an event as the watches of one store see it. Next is that of another store: each version of a custom
-// resource has a store.
+// change is an event as the watches of one store see it. Next is the same event for another store: each version of a
+// custom resource has a store.
 type change struct {
 	store Store
 	event *Event
 	next  *change
-	// left is the object before the change, at the change's revision.
+	// left is the object before the change, with the change's revision.
 	before, after, left object
-	// isPrompt is what the store says of the event. It is set by asked.
+	// isPrompt is the store's Prompt for the event, set by asked.
 	asked    sync.Once
 	isPrompt bool
 }
@@ -44,8 +44,8 @@ func (c *change) prompt() bool {
 	return c.isPrompt
 }
 
-// to returns what the change is to a watch that selects objects, nil for all of them. The object is nil if the change
-// is nothing to the watch.
+// to returns what the change is to a watch with a selection, nil for a watch of everything. The returned object is nil
+// if the change does not concern the watch.
 func (c *change) to(ctx context.Context, selects *storage.SelectionPredicate) (watch.EventType, *object, error) {
 	if _, err := c.loadAfter(ctx); err != nil {
 		return "", nil, err
@@ -74,7 +74,7 @@ func (c *change) to(ctx context.Context, selects *storage.SelectionPredicate) (w
 	case !then:
 		return "", nil, nil
 	}
-	// The object does not match any more. The client gets its last matching state, at the revision of the change.
+	// The object no longer matches. The client gets its last matching state, at the revision of the change.
 	_, err = c.left.load(func() (runtime.Object, error) {
 		left := before.DeepCopyObject()
 		return left, storage.APIObjectVersioner{}.UpdateObject(left, uint64(c.event.Revision))

@@ -22,11 +22,10 @@
 //	   ▼
 //	watch.Event     What the client is told. The watch puts it into its own channel.
 //
-// A Subscription covers one key, or all keys with a prefix. An Index spares those of them that select one value of a
-// field: they get only the events of objects that have the value, or had it.
+// A Subscription covers one key, or all keys with a prefix. If it selects one value of a field, an Index leaves out the
+// events of objects that neither have the value nor had it.
 //
-// A watch joins the Feed and gets the Window as of that moment. It reads what is older than the Window from the
-// projection, then takes what it needs from the Window, then from its queue. So it misses nothing and gets nothing
-// twice. When a queue is full, its subscription leaves the Feed: the watch joins again and reads what it
-// missed.
+// A watch joins the Feed and gets the Window as of that moment. It reads older events from the projection, then takes
+// the events that it needs from the Window, then from its queue. So it misses nothing and gets nothing twice. When a
+// queue is full, its subscription leaves the Feed. The watch then joins again and reads what it missed.
 package fanout

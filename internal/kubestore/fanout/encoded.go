@@ -13,22 +13,23 @@ import (
 )
 
 // encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
-// it. Upstream's encoders recognise it as a CacheableObject, and it can be asked for its metadata. It is like
-// upstream's cachingObject, which is not exported, but it is not copied on write: nobody may write to it.
+// it. Upstream's encoders recognise it as a CacheableObject, and it gives access to its metadata. It is like upstream's
+// cachingObject, which is not exported, but is not copied on write: nobody may write to it.
 type encodedOnce struct {
 	metav1.Object
 
-	mu        sync.Mutex // guards what follows, but not the inside of an encoding
+	mu        sync.Mutex // guards what follows, but not the fields of an encoding
 	object    runtime.Object
 	decorated bool
 	failed    error             // of the function that decorated it
 	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or chunkOf
 }
 
-// Shared is an object that many watches send, as they get it.
+// Shared is an object that many watches send in the same form.
 type Shared interface {
-	// Decorate lets a function change what all of them send, except for metadata. Each watch must call Decorate before
-	// anything else and with the same function. It is called once, and its error is returned to each of them.
+	// Decorate lets a function change the object that all of them send, except for its metadata. Each watch must call
+	// Decorate before anything else and with the same function. The function is called once, and every call returns its
+	// error.
 	Decorate(func(runtime.Object) error) error
 }
 
@@ -46,11 +47,12 @@ type announced struct {
 	receipt *Receipt
 }
 
-// Receipt tells when an object was encoded. Its client may have let the watch wait for that.
+// Receipt tells when an object was encoded. The watch may wait for that, and so for the client.
 type Receipt struct {
 	encoded chan struct{}
 	once    sync.Once // closes encoded
-	// decorated and sent are set before that. Decorated says that the object was changed, sent that nothing failed.
+	// decorated and sent are set before encoded is closed: the object was changed; it was encoded and written without
+	// error.
 	decorated, sent bool
 }
 
@@ -78,7 +80,7 @@ func (r *Receipt) SentAsIs() bool {
 	}
 }
 
-// CacheEncode implements runtime.CacheableObject. What is encoded goes to the client.
+// CacheEncode implements runtime.CacheableObject. The encoding goes to the client.
 func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	var err error
 	defer func() { a.receipt.once.Do(func() { close(a.receipt.encoded) }) }() // also if it panics
@@ -100,9 +102,9 @@ func (a *announced) Decorate(change func(runtime.Object) error) error {
 	return Decorate(a.Object, change)
 }
 
-// Form is an encoding of events for clients. Forms are compared with ==. It is safe for concurrent use.
+// Form is an encoding of events for clients. Forms are compared with ==. A Form is safe for concurrent use.
 type Form interface {
-	// Chunk encodes an event of an object, to which it may write.
+	// Chunk encodes an event of an object. It may write to the object.
 	Chunk(t watch.EventType, object runtime.Object) ([]byte, error)
 }
 
@@ -111,8 +113,8 @@ type chunkOf struct {
 	t    watch.EventType
 }
 
-// Chunk is the event in a form, which is encoded for the first of many watches that needs it. It is not made if the
-// event is not shared by many, or cannot be encoded.
+// Chunk returns the event in the form. It is encoded for the first of many watches that needs it. It returns false if
+// the event is not shared by many watches, or cannot be encoded.
 func Chunk(e watch.Event, f Form) (chunk []byte, ok bool) {
 	shared, ok := e.Object.(*encodedOnce)
 	if !ok {
@@ -126,7 +128,7 @@ func Chunk(e watch.Event, f Form) (chunk []byte, ok bool) {
 	return made.data, made.err == nil
 }
 
-// errPanicked is of an encoding whose encoder did not return: nobody else may take it for an empty one.
+// errPanicked marks an encoding whose encoder did not return, so that no other watch takes it for an empty one.
 var errPanicked = errors.New("the object could not be encoded")
 
 type encoding struct {
@@ -152,7 +154,7 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	e.once.Do(func() {
 		e.err = errPanicked
 		var buffer bytes.Buffer
-		// It encodes a copy, because conversion may write to the object.
+		// Conversion may write to the object, so a copy is encoded.
 		e.err = encode(o.GetObject(), &buffer)
 		e.data = buffer.Bytes()
 	})
@@ -167,7 +169,7 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	return err
 }
 
-// encoding returns what one of the encodings is kept in, whether it has been made or not.
+// encoding returns the entry of one encoding, which may not have been made yet.
 func (o *encodedOnce) encoding(of any) *encoding {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -185,7 +187,7 @@ func (o *encodedOnce) Decorate(change func(runtime.Object) error) error {
 	defer o.mu.Unlock()
 	if !o.decorated {
 		o.decorated = true
-		o.object = o.object.DeepCopyObject() // the original is the change's
+		o.object = o.object.DeepCopyObject() // the original belongs to the change
 		o.failed = change(o.object)
 	}
 	return o.failed

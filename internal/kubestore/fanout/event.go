@@ -14,7 +14,7 @@ import (
 // Event is an event of the log, shared by all watches of the process.
 type Event struct {
 	eventlog.Event
-	// RowKey is Key.RowKey(), which is made once.
+	// RowKey is Key.RowKey(), computed once.
 	RowKey string
 
 	mu     sync.Mutex // guards what follows
@@ -22,17 +22,17 @@ type Event struct {
 	void   bool
 }
 
-// newEvent is an event that the fold has still to judge.
+// newEvent returns an event whose validity is not yet known.
 func newEvent(rowKey string, e eventlog.Event) *Event { return &Event{Event: e, RowKey: rowKey} }
 
-// NewPast is an event that Projection.Events has yielded: it is not void.
+// NewPast returns an event that Projection.Events has yielded, and that is therefore not void.
 func NewPast(e eventlog.Event) *Event {
 	past := newEvent(e.Key.RowKey(), e)
 	past.judged = true
 	return past
 }
 
-// Valid says whether the event is not void (invariant 13). The projection is asked once for all watches.
+// Valid says whether the event is not void (invariant 13). It asks the projection once for all watches.
 func (e *Event) Valid(ctx context.Context, p *projection.Projection) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -46,7 +46,7 @@ func (e *Event) Valid(ctx context.Context, p *projection.Projection) (bool, erro
 	return !e.void, nil
 }
 
-// judge finds out whether the event is void, unless that takes waiting, and reports whether it is known.
+// judge finds out whether the event is void, unless that takes waiting. It returns whether this is known.
 func (e *Event) judge(v *projection.View) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,25 +63,26 @@ type Delivery struct {
 	Event *Event
 	// Bookmark is the revision of a bookmark: every event up to it was delivered before.
 	Bookmark eventlog.Revision
-	// Few says that few events come with it, so that the feed has the time to do more for each. If there are many, what
-	// waits for a client is better sent together.
+	// Few says that few events come with this one, so the feed has the time to do more for each. If there are many, it
+	// is better to send those that wait for a client together.
 	Few bool
 	// many says that enough watches get the event for an encoding to be worth keeping.
 	many bool
-	// prompt says that what the event is can be found out without waiting, and soon.
+	// prompt says that the event's objects can be decoded quickly and without waiting.
 	prompt bool
 
 	mu      sync.Mutex // guards what follows
 	changes *change    // of each store
 }
 
-// sharedFrom is how many watches of one event are many. The figure is upstream's.
+// sharedFrom is how many watches of one event count as many. It is upstream's number.
 const sharedFrom = 3
 
-// promptBytes is how large an event may be that the feed lets watches decode in its own goroutine: some 0.3 ms.
+// promptBytes is how large an event may be for the feed to let watches decode it in the feed's own goroutine, for some
+// 0.3 ms.
 const promptBytes = 64 << 10
 
-// size is about what the delivery holds in memory as long as it waits. That of none is 0.
+// size is about how much memory the delivery holds while it waits. It is 0 for a nil delivery and for a bookmark.
 func (d *Delivery) size() int64 {
 	if d == nil || d.Event == nil {
 		return 0
@@ -92,9 +93,9 @@ func (d *Delivery) size() int64 {
 // NewDelivery returns a delivery of an event.
 func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }
 
-// For returns what the event is to a watch of a store that selects objects, nil for all of them. Found is false if it
-// is nothing to the watch. An update may take its object into what the watch selects, or out of it: then it is ADDED or
-// DELETED.
+// For returns what the event is to a watch of a store with a selection, nil for a watch of everything. Found is false
+// if the event does not concern the watch. If an update makes the object match the selection, or no longer match it,
+// the watch gets ADDED or DELETED.
 func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionPredicate) (_ watch.Event, found bool, err error) {
 	t, o, err := d.change(s).to(ctx, selects)
 	if o == nil || err != nil {
@@ -103,8 +104,7 @@ func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionP
 	return watch.Event{Type: t, Object: o.sendable(d.many)}, true, nil
 }
 
-// Prompt says that For soon finds out what the event is to a watch of the store that selects nothing, and waits for
-// nobody.
+// Prompt says that For is quick and does not wait, for a watch of the store without a selection.
 func (d *Delivery) Prompt(s Store) bool { return d.change(s).prompt() }
 
 // change returns the delivery as the store sees it.

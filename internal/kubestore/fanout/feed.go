@@ -18,8 +18,7 @@ import (
 
 // Feed follows the projection for a process and hands each event to the subscriptions that it concerns.
 type Feed struct {
-	// Changed, if set before Run, is called when the log has changed, and when it may have changed unseen. It must not
-	// wait.
+	// Changed, if set before Run, is called when the log has changed, or may have changed unnoticed. It must not wait.
 	Changed func()
 
 	projection *projection.Projection
@@ -27,13 +26,13 @@ type Feed struct {
 	mu      sync.Mutex // guards what follows; never held while waiting
 	running bool
 	ended   bool
-	// window ends at the head: every event up to it was handed to every subscription that it concerns.
+	// window ends at the head: every event up to its end was handed to every subscription that the event concerns.
 	window    Window
-	held      int64                // what the budget was told that the window takes
-	audiences map[string]*audience // by the first of their keys
-	// requested are the bookmarks that were asked for at a revision still to come, by the first of the keys.
+	held      int64                // the size of the window as last reported to the budget
+	audiences map[string]*audience // by the subscriptions' first key
+	// requested has the bookmarks that were requested for a revision still to come, by the subscriptions' first key.
 	requested map[string]eventlog.Revision
-	// concerned is memory that fanOut uses again.
+	// concerned is memory that fanOut reuses.
 	concerned []*Subscription
 }
 
@@ -46,8 +45,8 @@ func NewFeed(p *projection.Projection) *Feed {
 	}
 }
 
-// Run follows the projection until ctx ends. Only one call may run. It fails only when the log is not the one
-// remembered. When the log cannot be reached it tries again.
+// Run follows the projection until ctx ends. Only one call may run. It fails only if the log is not the one that the
+// process remembers. If the log cannot be reached, Run tries again.
 func (f *Feed) Run(ctx context.Context) error {
 	defer f.end()
 	for failures := 0; ; failures++ {
@@ -71,9 +70,10 @@ func (f *Feed) Run(ctx context.Context) error {
 	}
 }
 
-// past returns the window that the feed must have when it follows the projection from the view's revision. After a
-// restart it is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan
-// serves them. A window that has fallen far behind begins anew: most of what it would read, it would let go again.
+// past returns the window that the feed needs to follow the projection from the view's revision. After a restart the
+// window is filled from the snapshot, since clients then come back all at once, each from another revision, and one
+// scan serves them all. A window that has fallen far behind is replaced, because it would drop most of what it would
+// read.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	w, head := f.window, v.Revision() // only Run moves the end of the window
 	if w.To == 0 || w.To < v.Floor() || w.To > head || head-w.To > windowEvents {
@@ -82,7 +82,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	}
 	for e, err := range v.EventsOf(ctx, projection.Keys{}, w.To, head) {
 		if err != nil {
-			// Without a window each watch reads the past by itself, and is told what is wrong with it.
+			// Without a window each watch reads the past by itself, and gets the error.
 			return Window{From: head, To: head}
 		}
 		w.add(NewPast(e), f.windowBytes())
@@ -91,7 +91,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	return w
 }
 
-// Start begins at the end of a window. Subscriptions that waited join there.
+// Start makes the feed deliver from the end of the window. Subscriptions that have waited join there.
 func (f *Feed) Start(w Window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,12 +102,12 @@ func (f *Feed) Start(w Window) {
 	}
 }
 
-// errBehind: the snapshot has passed the feed by more than a window holds.
+// errBehind says that the snapshot is ahead of the feed by more events than a window holds.
 var errBehind = errors.New("the snapshot has more events that were not delivered than are held at once")
 
-// follow hands over what a newer view has. What has left the view's tail meanwhile, because the feed came late, is read
-// from the snapshot. No budget counts these events before they are in the window. So there are no more of them than a
-// window may have, else follow delivers nothing: Run then fills a new window, and each watch reads by itself what it
+// follow delivers the events of a newer view. If the feed is late, it reads the events that have left the view's tail
+// from the snapshot. The budget does not count events before they are in the window. So if there are more of them than
+// a window may have, follow delivers nothing. Then Run fills a new window, and each watch reads by itself what it
 // missed.
 func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	var events []*Event
@@ -135,8 +135,8 @@ func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	return nil
 }
 
-// Deliver hands the next events to the subscriptions that they concern, up to a revision that ends an append. It waits
-// for none of them. No window and no bookmark ends inside an append.
+// Deliver hands the next events to the subscriptions that they concern, and waits for none of these. UpTo ends an
+// append: no window and no bookmark ends inside one.
 func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	if len(events) > 0 {
 		f.changed()
@@ -162,7 +162,7 @@ func (f *Feed) changed() {
 	}
 }
 
-// fanOut looks under each key that a subscription to the event can begin with: the row key, and each prefix of it that
+// fanOut looks up every key under which a subscription to the event may be: the row key, and each prefix of it that
 // ends with a slash.
 func (f *Feed) fanOut(e *Event, few bool) {
 	d := NewDelivery(e)
@@ -183,17 +183,17 @@ func (f *Feed) fanOut(e *Event, few bool) {
 	for _, s := range left {
 		f.push(s, d, e.Revision-1)
 	}
-	clear(f.concerned) // a watch that has left holds what it has not read
+	clear(f.concerned) // else a watch that has left would stay in memory, with its unread deliveries
 }
 
-// few is how many events the feed has at once while it keeps up with the log.
+// few is the greatest number of events that the feed gets at once while it keeps up with the log.
 const few = 4
 
 // offeredAlone is how many subscriptions are offered a delivery before a second goroutine helps.
 const offeredAlone = 32
 
-// offer returns the subscriptions that have not taken the delivery. It writes to the list. None of them makes it wait,
-// so all processors are of use to it.
+// offer returns the subscriptions that have not taken the delivery. It writes to the list. Since no subscription makes
+// it wait, it uses all processors.
 func offer(d *Delivery, list []*Subscription) []*Subscription {
 	each := max(offeredAlone, (len(list)-1)/runtime.GOMAXPROCS(0)+1)
 	parts := slices.Collect(slices.Chunk(list, each))
@@ -210,7 +210,7 @@ func offerEach(d *Delivery, list []*Subscription) []*Subscription {
 	return slices.DeleteFunc(list, func(s *Subscription) bool { return s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) })
 }
 
-// notify gives a bookmark at the head to the subscriptions that RequestProgress is for.
+// notify gives a bookmark at the head to the subscriptions that want progress.
 func (f *Feed) notify(first string) {
 	delete(f.requested, first)
 	a := f.audiences[first]
@@ -224,7 +224,7 @@ func (f *Feed) notify(first string) {
 	}
 }
 
-// stop sends every watch back to reading the past: the next event may not follow the last one.
+// stop sends every watch back to reading the past, because the next event may not follow the last one.
 func (f *Feed) stop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -234,7 +234,7 @@ func (f *Feed) stop() {
 	}
 }
 
-// end lets no watch wait for the feed any more.
+// end makes no watch wait for the feed any more.
 func (f *Feed) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -245,7 +245,7 @@ func (f *Feed) end() {
 	clear(f.audiences)
 }
 
-// all are the subscriptions of every audience. It requires mu.
+// all yields the subscriptions of every audience. It requires mu.
 func (f *Feed) all() iter.Seq[*Subscription] {
 	return func(yield func(*Subscription) bool) {
 		for _, a := range f.audiences {
@@ -258,11 +258,11 @@ func (f *Feed) all() iter.Seq[*Subscription] {
 	}
 }
 
-// Shrink lets go of most of the window.
+// Shrink drops most of the window.
 func (f *Feed) Shrink() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.running { // before that, Run fills it
+	if f.running { // before that, Run fills the window
 		f.window.shrink(f.windowBytes())
 		f.hold()
 	}
@@ -270,7 +270,7 @@ func (f *Feed) Shrink() {
 
 func (f *Feed) windowBytes() int64 { return f.projection.Budget().Limit() / windowShares }
 
-// hold tells the budget what the window takes now. It requires mu.
+// hold reports the window's size to the budget. It requires mu.
 func (f *Feed) hold() {
 	f.projection.Budget().Hold(f.window.bytes - f.held)
 	f.held = f.window.bytes

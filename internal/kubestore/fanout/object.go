@@ -9,8 +9,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// object is an object of a change, which is decoded, asked for its attributes and encoded at most once. Nobody writes
-// to it.
+// object is an object of a change. It is decoded, asked for its attributes and encoded at most once. Nobody writes to
+// it.
 type object struct {
 	mu      sync.Mutex // guards what follows
 	loaded  bool
@@ -24,8 +24,8 @@ type object struct {
 	encoded *encodedOnce
 }
 
-// load returns the object, nil if there is none. An error is for the caller only: the bucket or the key service may
-// answer the next watch.
+// load returns the object, or nil if there is none. It does not keep an error, because the bucket or the key service
+// may answer the next watch.
 func (o *object) load(load func() (runtime.Object, error)) (runtime.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -40,13 +40,13 @@ func (o *object) load(load func() (runtime.Object, error)) (runtime.Object, erro
 	return decoded, nil
 }
 
-// matches is Predicate.Matches of the loaded object; a nil predicate matches everything. All watches of a store have
-// the same GetAttrs, the one of its registry, which costs far more than the comparison.
+// matches is Predicate.Matches for the loaded object. A nil predicate matches everything. All watches of a store share
+// the GetAttrs of its registry, which costs far more than the comparison.
 func (o *object) matches(p *storage.SelectionPredicate) bool {
 	if p == nil {
 		return true
 	}
-	if p.ShardSelector != nil && !p.ShardSelector.Empty() { // which looks at more than attributes
+	if p.ShardSelector != nil && !p.ShardSelector.Empty() { // shards depend on more than the attributes
 		matched, err := p.Matches(o.decoded)
 		return err == nil && matched
 	}
@@ -59,7 +59,7 @@ func (o *object) matches(p *storage.SelectionPredicate) bool {
 	return o.attrsErr == nil && p.MatchesObjectAttributes(o.labels, o.fields)
 }
 
-// sendable is the loaded object for one watch: the one that is encoded once for many, or a copy.
+// sendable returns the loaded object for one watch: a copy, or for many watches the one that is encoded once.
 func (o *object) sendable(many bool) runtime.Object {
 	if !many {
 		return o.decoded.DeepCopyObject()

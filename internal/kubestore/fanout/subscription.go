@@ -7,8 +7,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// QueueLength is how many events a watch may fall behind the feed before it leaves it. Several have queueBytes together
-// at most, since no budget counts what waits for a slow watch.
+// QueueLength is how many events a watch may fall behind before it leaves the feed. Several waiting events may have
+// queueBytes together at most, because the budget does not count the events that wait for a slow watch.
 const (
 	QueueLength = 64
 	queueBytes  = 4 << 20
@@ -16,21 +16,20 @@ const (
 
 // Subscription is the place of one watch in the feed.
 type Subscription struct {
-	// Keys are one row key, or all those that begin with a prefix that ends with a slash. Start is the key or the
-	// prefix.
+	// Keys are one row key, or all row keys with a prefix that ends with a slash. Start is the key or the prefix.
 	projection.Keys
-	// Index and Value leave out events of objects that have another value in the field of the index.
+	// Index and Value leave out events of objects whose indexed field has another value.
 	Index Index
 	Value string
-	// Progress says that the bookmarks of RequestProgress are for this watch.
+	// Progress says that this watch gets the bookmarks of RequestProgress.
 	Progress bool
-	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and says whether it did. It
-	// must not wait. It is called while the watch has nothing else to do and the feed waits for it, so that a change
-	// that many watches get does not wake a goroutine for each of them.
+	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and returns whether it did. It
+	// must not wait. The feed calls it while the watch is idle, and waits for it. So a change that many watches get
+	// need not wake a goroutine for each of them.
 	Offer func(*Delivery) bool
 
-	// busy counts the deliveries that the watch has not dealt with, and one for the past. Waiting is the size of their
-	// events.
+	// busy counts the deliveries that the watch has not finished, and one more for the past. Waiting is the size of
+	// their events.
 	busy     atomic.Int32
 	waiting  atomic.Int64
 	joined   chan Window
@@ -38,21 +37,21 @@ type Subscription struct {
 	complete eventlog.Revision
 }
 
-// Joined yields the window at whose end the subscription began, once. It is closed without a window when the feed has
+// Joined yields once: the window at whose end the subscription began. It is closed without a window if the feed has
 // ended.
 func (s *Subscription) Joined() <-chan Window { return s.joined }
 
-// Queue yields what came after that window, in order. It is closed when the watch could not keep up or the feed
+// Queue yields the deliveries after that window, in order. It is closed when the watch could not keep up or the feed
 // stopped.
 func (s *Subscription) Queue() <-chan *Delivery { return s.queue }
 
-// Done says that the watch has dealt with one more delivery of the queue, or, if it is nil, with the past.
+// Done says that the watch has finished one more delivery of the queue, or, if d is nil, the past.
 func (s *Subscription) Done(d *Delivery) {
 	s.waiting.Add(-d.size())
 	s.busy.Add(-1)
 }
 
-// Complete may be called when the queue is closed: every event up to that revision was in it.
+// Complete may be called once the queue is closed: every event up to the returned revision was in the queue.
 func (s *Subscription) Complete() eventlog.Revision { return s.complete }
 
 // Covers says whether a row key is among the subscription's keys.
@@ -79,7 +78,7 @@ func (f *Feed) Join(s *Subscription) {
 	}
 }
 
-// Leave ends a subscription. It does nothing if the subscription has left before.
+// Leave ends a subscription. It does nothing if the subscription has already left.
 func (f *Feed) Leave(s *Subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,7 +87,7 @@ func (f *Feed) Leave(s *Subscription) {
 	}
 }
 
-// Bookmark puts a bookmark at the head into the subscription's queue, behind every event up to it.
+// Bookmark puts a bookmark at the head into the subscription's queue, after every event up to the head.
 func (f *Feed) Bookmark(s *Subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,8 +96,8 @@ func (f *Feed) Bookmark(s *Subscription) {
 	}
 }
 
-// RequestProgress asks for a bookmark for the subscriptions of a prefix that want progress, as soon as the feed has
-// reached a revision.
+// RequestProgress requests a bookmark for the subscriptions of a prefix that want progress. They get it as soon as the
+// feed has reached the target.
 func (f *Feed) RequestProgress(prefix string, target eventlog.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,8 +108,8 @@ func (f *Feed) RequestProgress(prefix string, target eventlog.Revision) {
 	f.requested[prefix] = max(f.requested[prefix], target)
 }
 
-// Subscriptions is how many watches of a key or a prefix get what the feed delivers: those that still read the past or
-// wait for the feed are not among them.
+// Subscriptions is how many watches of a key or a prefix have joined the feed. Those that still wait for the feed are
+// not counted.
 func (f *Feed) Subscriptions(first string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +120,8 @@ func (f *Feed) Subscriptions(first string) int {
 	return len(a.members)
 }
 
-// push never waits. A subscription whose queue has no room leaves the feed, complete up to a revision. It requires mu.
+// push never waits. If the queue has no room, the subscription leaves the feed, complete up to the given revision. It
+// requires mu.
 func (f *Feed) push(s *Subscription, d *Delivery, complete eventlog.Revision) {
 	before := s.busy.Add(1) - 1
 	if s.waiting.Add(d.size()) > queueBytes && before > 0 {

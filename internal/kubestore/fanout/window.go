@@ -6,18 +6,18 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// The window has at most windowEvents, and one of windowShares of the process's budget. It is about as much of the past
-// as clients need when they come back after a lost connection. An event takes eventOverhead besides its body.
+// The window has at most windowEvents events, and takes at most one of windowShares parts of the process's budget. That
+// is about as much of the past as clients need after a lost connection. An event takes eventOverhead besides its body.
 const (
 	windowEvents  = 16 << 10
 	windowShares  = 8
 	eventOverhead = 550
 )
 
-// Window is the newest part of the past. When many watches come back at once, it spares each of them a read of the log
-// or the snapshot. A copy of a window does not change: events are only ever added behind its end.
+// Window is the newest part of the past. When many watches come back at once, it saves each of them a read of the log
+// or the snapshot. A copy of a window does not change: events are only ever appended.
 type Window struct {
-	// Every event after From and up to To is in the window, void ones too. The log's barriers are not.
+	// Every event after From and up to To is in the window, even a void one. The log's barriers are not in it.
 	From, To eventlog.Revision
 	events   []*Event // in order
 	bytes    int64
@@ -29,7 +29,8 @@ func (w Window) After(rev eventlog.Revision) []*Event {
 	return w.events[first:]
 }
 
-// add appends an event. Beyond the budget the older half goes at once, so that copying costs little for each event.
+// add appends an event. If the window gets too large, add drops the older half at once, so that copying costs little
+// for each event.
 func (w *Window) add(e *Event, budget int64) {
 	w.events = append(w.events, e)
 	w.bytes += e.size()
@@ -39,7 +40,7 @@ func (w *Window) add(e *Event, budget int64) {
 	}
 }
 
-// halve lets go of the older half. The rest gets an array for at least so many events.
+// halve drops the older half. The rest gets an array with the given capacity at least.
 func (w *Window) halve(capacity int) {
 	n := max(len(w.events)/2, 1) // one event may be larger than the whole budget
 	w.From = w.events[n-1].Revision
@@ -51,11 +52,11 @@ func (w *Window) halve(capacity int) {
 	}
 }
 
-// size is about what an event takes in memory.
+// size is about how much memory an event takes.
 func (e *Event) size() int64 { return int64(eventOverhead + len(e.Body)) }
 
-// idle is the part that is left of the window in a process that has nothing to do. Older events are then read from
-// event segments.
+// idle divides the window of an idle process: only one part of this many is kept. Older events are then read from event
+// segments.
 const idle = 64
 
 func (w *Window) shrink(budget int64) {
