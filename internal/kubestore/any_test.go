@@ -12,11 +12,11 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestAnyShowsOwnWrites: a list of any revision may be old, but not older than what this process has acknowledged of
-// the resource: not by one event either.
+// TestAnyShowsOwnWrites: a list of any revision may be old, but includes every write of the resource that this process
+// has acknowledged, even the last one.
 func TestAnyShowsOwnWrites(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
-	unfollowed, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket}) // so that it learns of no event by itself
+	unfollowed, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket}) // does not follow the log
 	require.NoError(t, err)
 	s := newStore(Cell{Log: b.Log, Projection: unfollowed, Cluster: "main"}, pods(nil))
 	for _, name := range []string{"a", "b", "c"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestIndexLeavesNothingOut moves pods between nodes at random: a watch of one node sees what it must, through the
-// index as without it, whether the states before the changes are in the cache, or only some, or none.
+// TestIndexLeavesNothingOut moves pods between nodes at random. A watch of one node sees the same changes with the
+// index as without it, whether all, some or none of the states before the changes are in the cache.
 func TestIndexLeavesNothingOut(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, objects := range map[string]*Objects{"cached": NewObjects(cache.NewBudget(8 << 20)), "partly": NewObjects(cache.NewBudget(6 << 10)), "uncached": nil} {
@@ -52,13 +52,13 @@ func TestIndexLeavesNothingOut(t *testing.T) {
 	}
 }
 
-// move is one change of a pod: nil before it was created and after it was deleted.
+// move is one change of a pod. Before is nil if it was created, after if it was deleted.
 type move struct {
 	before, after *example.Pod
 	revision      string
 }
 
-// seenFrom is the event that a watch of a node's pods must see, if any.
+// seenFrom returns the event that a watch of a node's pods must see, if any.
 func (m move) seenFrom(node string) string {
 	was, is := m.before != nil && m.before.Spec.NodeName == node, m.after != nil && m.after.Spec.NodeName == node
 	event, p := watch.Modified, m.after
@@ -109,7 +109,7 @@ func wander(t *testing.T, s storage.Interface, changes int) (moves []move) {
 		if m.after != nil {
 			m.revision = m.after.ResourceVersion
 		}
-		if before == nil || m.revision != before.ResourceVersion { // a move to where it is changes nothing
+		if before == nil || m.revision != before.ResourceVersion { // a pod moved to its own node is unchanged
 			moves = append(moves, m)
 		}
 	}
@@ -122,8 +122,8 @@ func current(t *testing.T, s storage.Interface, key string) (*example.Pod, error
 	return out, s.Get(t.Context(), key, storage.GetOptions{}, out)
 }
 
-// TestIndexFindsWatches: of watches of many nodes, a change reaches those of the node that the pod is on and that it
-// came from, and those that select nothing.
+// TestIndexFindsWatches: a change reaches the watches of the node that the pod is on and of the node that it came from,
+// and those that select nothing, but no other watch.
 func TestIndexFindsWatches(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

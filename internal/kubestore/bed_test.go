@@ -45,10 +45,10 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// prefix is what the upstream suites' transformer puts before every value.
+// prefix is what the transformer of upstream's suites puts before every value.
 const prefix = "test!"
 
-// kinds of buckets that the suites run on.
+// kinds are the buckets that the suites run on.
 var kinds = map[string]func(testing.TB) bucket.Bucket{
 	"filesystem": func(t testing.TB) bucket.Bucket {
 		b, err := filesystem.Open(t.TempDir())
@@ -82,7 +82,7 @@ func newBed(t testing.TB, conn *nats.Conn, b bucket.Bucket) *bed {
 	return bd
 }
 
-// expire stands in for the lifecycle: it follows the log and deletes what has a time to live when that is over.
+// expire stands in for the lifecycle: it follows the log and deletes objects whose time to live has passed.
 func (b *bed) expire(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -110,7 +110,7 @@ func (b *bed) expire(ctx context.Context) {
 			})
 			return nil
 		}
-		for ctx.Err() == nil { // a busy machine may break it off
+		for ctx.Err() == nil { // a busy machine may break the following off
 			if err := b.Log.Follow(ctx, eventlog.Position{Revision: seen}, follow); ctx.Err() == nil {
 				b.t.Logf("following the log for what expires: %v", err)
 			}
@@ -139,7 +139,7 @@ func process(t testing.TB, log *eventlog.Log, b bucket.Bucket) Cell {
 	return Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(cache.NewBudget(8 << 20)), Feed: feed}
 }
 
-// barrier moves the head on without changing any object of the suites, and returns it.
+// barrier appends an event that changes no object of the suites, and returns the new head.
 func (b *bed) barrier() int64 {
 	b.t.Helper()
 	rev, err := b.Log.Append(b.t.Context(), eventlog.Basis{}, fmt.Sprintf("barrier-%d", beds.Add(1)), eventlog.Write{
@@ -159,8 +159,8 @@ func (b *bed) commit(ctx context.Context) {
 	}
 }
 
-// purge commits and leaves nothing in the log that it need not hold, so that everything comes from segments and
-// preconditions are 0.
+// purge commits, and purges from the log everything that it may. So everything comes from segments and preconditions
+// are 0.
 func (b *bed) purge(ctx context.Context) {
 	b.t.Helper()
 	b.commit(ctx)
@@ -184,7 +184,7 @@ func pods(t value.Transformer) Resource {
 	}
 }
 
-// swapped is a transformer that the suites exchange under a running store.
+// swapped is a transformer that the suites replace under a running store.
 type swapped struct {
 	mu sync.RWMutex
 	t  value.Transformer
@@ -211,14 +211,14 @@ func (s *swapped) TransformToStorage(ctx context.Context, data []byte, dataCtx v
 	return s.get().TransformToStorage(ctx, data, dataCtx)
 }
 
-// stepped is a store between whose calls commits are forced, so that reads cross snapshot and tail.
+// stepped is a store that forces commits between its calls, so that reads cross snapshot and tail.
 type stepped struct {
 	*store
 	bed         *bed
 	transformer *swapped
 	// step is called after every write, and before every read.
 	step func(ctx context.Context)
-	// pieces makes every list one of pieces.
+	// pieces makes every list come in pieces.
 	pieces bool
 }
 
@@ -246,8 +246,8 @@ func newStepped(b *bed, mode string) *stepped {
 	return &stepped{store: newStore(b.Cell, pods(t)), bed: b, transformer: t, step: modes[mode](b)}
 }
 
-// Create has a deadline of its own: a suite of watches gives itself three seconds, too few for its hundred
-// writes on a busy machine, and takes a write that did not end in time for a failure.
+// Create has a deadline of its own. A suite of watches gives itself three seconds, too few for its hundred writes on a
+// busy machine, and counts a write that is not finished in time as a failure.
 func (s *stepped) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -299,7 +299,7 @@ func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) (
 	return nil, true, fmt.Errorf("bits flipped")
 }
 
-// validate is upstream's hook that looks at what is stored.
+// validate is upstream's hook that checks the stored value.
 func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
 	t.Helper()
 	v, err := s.Consistent(ctx)
@@ -320,10 +320,10 @@ func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
 	}
 }
 
-// reads is upstream's hook that counts the values which a list looked at.
+// reads is upstream's hook that counts the values which a list has read.
 func (s *stepped) reads(t *testing.T, _, want uint64) {
 	t.Helper()
-	if s.transformer == nil { // nobody counts them
+	if s.transformer == nil { // nothing counts the values
 		return
 	}
 	got := s.transformer.get().(*storagetesting.PrefixTransformer).GetReadsAndReset()
@@ -332,7 +332,7 @@ func (s *stepped) reads(t *testing.T, _, want uint64) {
 	}
 }
 
-// increaseRV is upstream's hook. Any read of etcd sees the new revision, so the process learns it.
+// increaseRV is upstream's hook. Any read of etcd sees the new revision, so it makes the process learn the revision.
 func (s *stepped) increaseRV(ctx context.Context, t *testing.T) int64 {
 	t.Helper()
 	rev := s.bed.barrier()
@@ -342,7 +342,7 @@ func (s *stepped) increaseRV(ctx context.Context, t *testing.T) int64 {
 	return rev
 }
 
-// shortly bounds one suite.
+// shortly returns a context that bounds the time of one suite.
 func shortly(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -350,8 +350,8 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// compact is upstream's hook that makes the revision the oldest that can be read. Like etcd's compaction it
-// moves the head on.
+// compact is upstream's hook that makes the revision the oldest one that can be read. Like etcd's compaction it moves
+// the head forward.
 func (s *stepped) compact(ctx context.Context, t *testing.T, resourceVersion string) {
 	t.Helper()
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)

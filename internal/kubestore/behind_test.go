@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestNothingIsWrittenBehind: while too much waits to be committed every kind of write is refused with 429, reads go
-// on, and the log does not grow. A process that may commit helps itself.
+// TestNothingIsWrittenBehind: while too much waits to be committed, every kind of write is refused with 429, reads
+// still succeed, and the log does not grow. A process that may commit commits by itself.
 func TestNothingIsWrittenBehind(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	p := create(t, newStore(b.Cell, pods(nil)), pod("ns", "a"))

@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// tallied is a store whose writes keep, beside each object, the number of all objects.
+// tallied is a resource whose writes also keep the number of all its objects.
 func tallied(c Cell) Resource {
 	r := pods(nil)
 	key := eventlog.Key{Cluster: c.Cluster, Resource: "counts", Prefix: "/counts", Name: "pods"}
@@ -50,7 +50,7 @@ func tallied(c Cell) Resource {
 	return r
 }
 
-// TestBesideIsExact: what is written beside objects is true of them, though writers of two processes race for it.
+// TestBesideIsExact: writes beside objects stay consistent with the objects, though writers of two processes race.
 func TestBesideIsExact(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	other := process(t, b.Log, b.bucket)
@@ -83,8 +83,8 @@ func TestBesideIsExact(t *testing.T) {
 	require.Equal(t, 8*3, n)
 }
 
-// TestNewcomersWait: writers that want to change the same beside their objects do not make each other lose for ever.
-// Once some have lost, the next ones wait for them.
+// TestNewcomersWait: writers that want to change the same row beside their objects do not make each other lose for
+// ever. Once some have lost, newcomers wait for them.
 func TestNewcomersWait(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := tallied(b.Cell)
@@ -112,7 +112,7 @@ func TestNewcomersWait(t *testing.T) {
 	require.Less(t, attempts.Load(), int64(writers*each*5/4))
 }
 
-// TestBesideRefuses: its error is the answer, and nothing is written.
+// TestBesideRefuses: an error of Beside is the answer to the write, and nothing is written.
 func TestBesideRefuses(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := pods(nil)
@@ -129,8 +129,8 @@ func TestBesideRefuses(t *testing.T) {
 	require.Equal(t, before.Revision(), after.Revision())
 }
 
-// TestWritesStartFromRecentViews: a write of a request whose view has grown old is computed from a new one, and what it
-// completes of the object with it.
+// TestWritesStartFromRecentViews: if the view of a request has grown old, its write is computed from a new one, and so
+// are the fields that Complete sets.
 func TestWritesStartFromRecentViews(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := pods(nil)
@@ -166,13 +166,13 @@ func TestWritesStartFromRecentViews(t *testing.T) {
 	}
 }
 
-// TestSlowWritesAreDecidedAnew: upstream asks webhooks while an object is computed. If they take long, what stands
-// beside it is decided on a view from after them. The object is computed again only if it has changed meanwhile.
+// TestSlowWritesAreDecidedAnew: upstream asks webhooks while an object is computed. If they take long, the writes
+// beside the object are decided on a newer view. The object is computed again only if it has changed meanwhile.
 func TestSlowWritesAreDecidedAnew(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := pods(nil)
 	var from, since eventlog.Revision
-	reads := 0 // how often what is beside the object is still slow to read
+	reads := 0 // how many more times reading for Beside is slow
 	r.Beside = func(_ context.Context, v *projection.View, _ Change) ([]projection.Write, error) {
 		from = v.Revision()
 		if reads > 0 {
@@ -189,7 +189,7 @@ func TestSlowWritesAreDecidedAnew(t *testing.T) {
 		calls++
 		if calls == 1 {
 			meanwhile()
-			since = eventlog.Revision(b.barrier()) // such as the end of a namespace
+			since = eventlog.Revision(b.barrier()) // it stands for the end of a namespace, for example
 			time.Sleep(Staleness)
 		}
 	}

@@ -18,8 +18,9 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestBookmarkInterval: who asked for bookmarks hears of the head every minute, and shortly before the
-// request's end; who did not hears nothing. Time is the test's, so nobody reads the log: the head is set.
+// TestBookmarkInterval: a watch that asked for bookmarks gets the head every minute, and shortly before the request's
+// end. A watch that did not ask gets none. The time is synthetic, so nothing reads the log and the head is set by the
+// test.
 func TestBookmarkInterval(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
@@ -55,8 +56,8 @@ func TestBookmarkInterval(t *testing.T) {
 	})
 }
 
-// A watch that leaves the feed and joins it again, as there is more at once than its queue holds, hears of the head as
-// often as others.
+// A watch that leaves the feed and joins it again, because more events come at once than its queue holds, gets
+// bookmarks as often as any other watch.
 func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
@@ -73,7 +74,7 @@ func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
 			key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: "a"}
 			for rev := eventlog.Revision(8); ctx.Err() == nil; {
 				var burst []*fanout.Event
-				for range 1000 { // of nothing that the watch has to send
+				for range 1000 { // of an object that the watch does not cover
 					e := eventlog.Event{Write: eventlog.Write{Key: key, Op: eventlog.Modified, ContentType: "text/plain"}, Revision: rev}
 					burst = append(burst, fanout.NewPast(e))
 					rev++
@@ -91,6 +92,6 @@ func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
 			bookmarks++
 		}
 		writing.Wait()
-		require.GreaterOrEqual(t, bookmarks, 7) // a burst at the same time may take one
+		require.GreaterOrEqual(t, bookmarks, 7) // a burst at the same time may cost one bookmark
 	})
 }

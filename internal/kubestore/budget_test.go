@@ -17,8 +17,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestOneBudget: the tail, the window, blocks and objects of a process never take more than its budget together. What
-// they take is given back when there is nothing to do.
+// TestOneBudget: the tail, the window, blocks and objects of a process together never take more than its budget. An
+// idle process gives the memory back.
 func TestOneBudget(t *testing.T) {
 	const limit = 512 << 10
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))

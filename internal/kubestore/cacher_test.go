@@ -52,8 +52,8 @@ func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// observed waits after every create until the cache has it, as upstream's own test of watch semantics does, and as
-// slowly: the cacher ends watches that get dozens of events before they are first read.
+// observed waits after every create until the cache has the object, as upstream's own test of watch semantics does. It
+// is slow for the same reason: the cacher ends watches that get dozens of events before they are first read.
 type observed struct{ storage.Interface }
 
 func (o observed) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
@@ -70,8 +70,8 @@ func (o observed) Create(ctx context.Context, key string, obj, out runtime.Objec
 	})
 }
 
-// TestUpstreamUnderCacher runs those of upstream's suites that it runs on its own watch cache, over this store. Left
-// out: RunTestList, which counts requests to etcd.
+// TestUpstreamUnderCacher runs over this store the suites that upstream runs on its own watch cache. RunTestList is
+// left out, because it counts requests to etcd.
 func TestUpstreamUnderCacher(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for bookmarks")
@@ -141,7 +141,7 @@ func TestUpstreamUnderCacher(t *testing.T) {
 		require.NoError(t, c.Get(ctx, keyOf(p), storage.GetOptions{}, out))
 		require.Equal(t, "20", out.Labels["n"])
 	})
-	// These set feature gates, which are the process's.
+	// These suites set feature gates, which are those of the whole process.
 	for name, suite := range map[string]suite{
 		"WatchSemantics": storagetesting.RunWatchSemantics, "WatchSemanticInitialEventsExtended": storagetesting.RunWatchSemanticInitialEventsExtended,
 		"WatchListMatchSingle": storagetesting.RunWatchListMatchSingle,

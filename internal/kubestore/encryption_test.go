@@ -23,8 +23,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// encrypted loads a configuration file as kube-apiserver takes it; each provider is one of 'aescbc:k',
-// 'aesgcm:k', 'secretbox:k' or 'identity'.
+// encrypted loads a configuration file in kube-apiserver's format. Each provider is one of 'aescbc:k', 'aesgcm:k',
+// 'secretbox:k' or 'identity'.
 func encrypted(t *testing.T, providers ...string) value.Transformer {
 	t.Helper()
 	config := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [pods]\n  providers:\n"
@@ -44,8 +44,8 @@ func encrypted(t *testing.T, providers ...string) value.Transformer {
 	return loaded.Transformers[schema.GroupResource{Resource: "pods"}]
 }
 
-// TestEncryption: a value is encrypted in log and bucket, bound to its key, read with any configured key,
-// written anew with the first one, and not read without its key, whatever is cached.
+// TestEncryption: a value is encrypted in log and bucket and bound to its key. It can be read with any configured key,
+// is rewritten with the first one, and cannot be read without its encryption key, even if it is cached.
 func TestEncryption(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for _, kind := range []string{"aescbc", "aesgcm", "secretbox"} {
@@ -66,7 +66,7 @@ func TestEncryption(t *testing.T) {
 			w := watchFrom(t, s, created.ResourceVersion)
 			require.Equal(t, "MODIFIED ns/a "+changed.ResourceVersion, w.next())
 
-			// With another first key the value is stale: the same update now writes.
+			// With another first key the value is stale, so the same update now writes.
 			transformer.set(rotated)
 			noChange := func() *example.Pod {
 				out := &example.Pod{}
@@ -78,7 +78,7 @@ func TestEncryption(t *testing.T) {
 			require.NotEqual(t, changed.ResourceVersion, rewritten.ResourceVersion)
 			require.Equal(t, rewritten, noChange())
 
-			// The old key alone reads nothing any more.
+			// With only the old key, the value can no longer be read.
 			transformer.set(old)
 			require.True(t, storage.IsInternalError(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
 			transformer.set(encrypted(t, "identity"))
@@ -91,7 +91,7 @@ func TestEncryption(t *testing.T) {
 	}
 }
 
-// requireUnreadable looks for the text in every event and every object of the bucket.
+// requireUnreadable checks that no event and no object of the bucket contains the text.
 func requireUnreadable(t *testing.T, b *bed, text string) {
 	t.Helper()
 	b.commit(t.Context())
@@ -108,7 +108,7 @@ func requireUnreadable(t *testing.T, b *bed, text string) {
 	}))
 }
 
-// row is that of a path.
+// row returns the row of a path.
 func (b *bed) row(t *testing.T, s *store, path string) projection.Row {
 	t.Helper()
 	v, err := s.Consistent(t.Context())
@@ -119,8 +119,8 @@ func (b *bed) row(t *testing.T, s *store, path string) projection.Row {
 	return row
 }
 
-// TestEncryptedValuesAreBoundToTheirKey: the value of one object, put in the place of another's, is not read, alone or
-// in a list, whether its provider binds values to keys or not.
+// TestEncryptedValuesAreBoundToTheirKey: if the value of one object is stored in place of another's, neither a get nor
+// a list returns it, whether or not the provider binds values to keys.
 func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	const moved = "value of another object"
@@ -146,7 +146,7 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	}
 }
 
-// TestStoredIsTheInverseOfPlain: what was encrypted is what is decrypted, with a provider and without one.
+// TestStoredIsTheInverseOfPlain: decryption returns the encrypted text, with a provider and without one.
 func TestStoredIsTheInverseOfPlain(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	transformer := encrypted(t, "aesgcm:a")

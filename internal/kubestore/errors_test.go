@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestSilentLog: while the log does not answer, a client is told to come again; a request whose own time is
-// over fails as such.
+// TestSilentLog: while the log does not answer, a client is told to try again. A request whose own deadline has passed
+// fails with that.
 func TestSilentLog(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))
@@ -44,8 +44,8 @@ func TestSilentLog(t *testing.T) {
 	require.ErrorIs(t, list(over), context.Canceled)
 }
 
-// TestABucketThatFails: what cannot be read now may be read a second later, so clients come again. What is lost stays
-// so.
+// TestABucketThatFails: a read that fails now may succeed a second later, so clients are told to try again. Lost data
+// stays lost.
 func TestABucketThatFails(t *testing.T) {
 	for fault, again := range map[memory.Fault]bool{memory.Fails: true, memory.Works: false} {
 		bucket := memory.New()

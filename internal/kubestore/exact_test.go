@@ -38,12 +38,12 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// fencedCell is a cell that is fenced while a request of an old process has its view.
+// fencedCell is a cell that is fenced while a request of an old process still uses its view.
 type fencedCell struct {
 	*bed
 	old     *store          // of the process from before the fence
-	stalled context.Context // of its request
-	process Cell            // one from after the fence
+	stalled context.Context // the context of that process's request
+	process Cell            // a process from after the fence
 }
 
 func fenceUnder(t *testing.T) *fencedCell {
@@ -78,8 +78,8 @@ func listed(t *testing.T, s storage.Interface) (all []string) {
 	return all
 }
 
-// reason is that of the answer which upstream's registries make of the error. It makes a mistake of the client's out of
-// a failed patch without one.
+// reason is that of the answer that upstream's registries make of the error. They turn a failed patch without a reason
+// into a mistake of the client.
 func reason(t *testing.T, err error) metav1.StatusReason {
 	t.Helper()
 	var status apierrors.APIStatus
@@ -87,14 +87,14 @@ func reason(t *testing.T, err error) metav1.StatusReason {
 	return status.Status().Reason
 }
 
-// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and says that this is
-// no fault of the client's.
+// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and its answer does
+// not blame the client.
 func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	for _, learned := range []bool{false, true} {
 		t.Run(fmt.Sprint("learned ", learned), func(t *testing.T) {
 			f := fenceUnder(t)
 			if learned {
-				_, err := f.Projection.Latest(t.Context()) // another request
+				_, err := f.Projection.Latest(t.Context()) // in another request
 				require.ErrorIs(t, err, eventlog.ErrFenced)
 			}
 			require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0))
@@ -108,8 +108,8 @@ func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	}
 }
 
-// Watches show what lists show: an event that a process of an older epoch appended is in neither, live, from the window
-// and from the log.
+// Watches show what lists show: an event that a process of an older epoch appended is in neither. Live events, the
+// window and the log are checked.
 func TestWatchesKnowTheEpoch(t *testing.T) {
 	f := fenceUnder(t)
 	s := newStore(f.process, pods(nil))
@@ -118,7 +118,7 @@ func TestWatchesKnowTheEpoch(t *testing.T) {
 	from := fmt.Sprint(v.Revision())
 	live := watchFrom(t, s, from)
 	waitForMembers(t, s, 1)
-	require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0)) // it is in the log
+	require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0)) // its event is in the log
 	fresh := create(t, s, pod("ns", "fresh"))
 	want := "ADDED ns/fresh " + fresh.ResourceVersion
 	require.Equal(t, want, live.next())
@@ -127,7 +127,7 @@ func TestWatchesKnowTheEpoch(t *testing.T) {
 	require.Equal(t, []string{"a", "fresh"}, listed(t, s))
 }
 
-// A write goes on with a newer view when the floor has passed the one of its request.
+// A write continues with a newer view when the floor has passed the view of its request.
 func TestAWriteOutlivesTheFloor(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.New())
 	var err error
@@ -135,7 +135,7 @@ func TestAWriteOutlivesTheFloor(t *testing.T) {
 	require.NoError(t, err)
 	s := newStore(b.Cell, pods(nil))
 	p := create(t, s, pod("ns", "a"))
-	for i := range 8 { // so that what the view's root names is compacted away
+	for i := range 8 { // so that the segments of the view's root are compacted away
 		create(t, s, pod("ns", fmt.Sprint("n", i)))
 		b.commit(t.Context())
 	}
@@ -162,7 +162,7 @@ func TestAWriteOutlivesTheFloor(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "theirs", "b": "ours"}, out.Labels)
 }
 
-// A transaction begins again when what it was computed from is no longer there. It is written once.
+// A transaction is computed again when the state that it was computed from is no longer there. It is written once.
 func TestATransactionOutlivesTheFloor(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.New())
 	var err error
@@ -209,7 +209,7 @@ func TestATransactionOutlivesTheFloor(t *testing.T) {
 	require.Equal(t, fmt.Sprint(uint64(rev)), got.ResourceVersion)
 }
 
-// Transactions that have lost in one namespace take turns, and hold up nobody in another one.
+// Transactions that have lost in one namespace take turns. They do not delay those of another namespace.
 func TestTransactionsTakeTurnsByNamespace(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.New())
 	s := newStore(b.Cell, pods(nil))
@@ -247,8 +247,8 @@ func (f *failing) TransformFromStorage(ctx context.Context, data []byte, about v
 	return f.Transformer.TransformFromStorage(ctx, data, about)
 }
 
-// One passing error of the bucket or of the key service ends no watch, neither the one that met it nor those that share
-// its delivery.
+// One passing error of the bucket or of the key service does not end a watch: neither the one that met the error nor
+// those that share its delivery.
 func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	selecting := storage.ListOptions{Predicate: storage.SelectionPredicate{
 		Label: labels.SelectorFromSet(labels.Set{"side": "left"}), Field: fields.Everything(), GetAttrs: attributes}}
@@ -300,7 +300,7 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	}
 }
 
-// Nor does it end the state with which a watch begins: each object is sent once.
+// Nor does a passing error break off the initial state of a watch: each object is sent once.
 func TestAPassingErrorEndsNoState(t *testing.T) {
 	for _, how := range []string{"bucket, events", "key service, events", "bucket, pieces"} {
 		t.Run(how, func(t *testing.T) {
@@ -312,7 +312,7 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 				p := pod("ns", fmt.Sprintf("p%03d", i))
 				noise := make([]byte, 8<<10)
 				_, _ = rand.Read(noise)
-				p.Annotations = map[string]string{"bulk": hex.EncodeToString(noise)} // of more than one read
+				p.Annotations = map[string]string{"bulk": hex.EncodeToString(noise)} // longer than one read
 				create(t, writer, p)
 				want = append(want, p.Name)
 			}
@@ -375,8 +375,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// A bucket that goes on failing ends a watch well: with a bookmark where it stands, and without an error event, after
-// which clients would list. A key that is gone is an error that the client must see.
+// A bucket that keeps failing ends a watch well: with a bookmark at its position, and without an error event, after
+// which clients would list. If an encryption key is gone, the client must see that error.
 func TestALastingErrorEndsAWatchWell(t *testing.T) {
 	for _, fails := range []string{"bucket", "key service"} {
 		t.Run(fails, func(t *testing.T) {
@@ -418,7 +418,7 @@ func TestALastingErrorEndsAWatchWell(t *testing.T) {
 	}
 }
 
-// broken never reads.
+// broken fails every read.
 type broken struct{ value.Transformer }
 
 func (broken) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
@@ -441,7 +441,7 @@ func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	require.Equal(t, "7", last.Object.(*example.Pod).ResourceVersion)
 }
 
-// The cache of objects holds what it counts: its keys are its own, and pin no block of a segment.
+// The cache of objects owns the keys that it counts: they pin no block of a segment.
 func TestObjectsOwnTheirKeys(t *testing.T) {
 	objects := NewObjects(cache.NewBudget(1 << 20))
 	gone := make(chan struct{})
@@ -456,14 +456,14 @@ func TestObjectsOwnTheirKeys(t *testing.T) {
 	require.NotNil(t, objects.get(version{rowKey: string(make([]byte, 10))}))
 }
 
-// halves selects what its hash has.
+// halves is a shard selector that selects the objects with names below "m".
 type halves struct{ sharding.Selector }
 
 func (halves) Empty() bool                                 { return false }
 func (halves) Matches(obj k8sruntime.Object) (bool, error) { return obj.(*example.Pod).Name < "m", nil }
 func (halves) String() string                              { return "halves" }
 
-// What is left of a list is not counted while a shard is selected: the count would be of all shards.
+// While a shard is selected, the list does not count the objects that are left: the count would be that of all shards.
 func TestShardsAreNotCounted(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -489,7 +489,7 @@ func (panics) TransformFromStorage(context.Context, []byte, value.Context) ([]by
 	panic("a fault")
 }
 
-// A panic ends the watch that met it, not the process.
+// A panic ends the watch in which it happened, not the process.
 func TestAPanicEndsOneWatch(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	create(t, newStore(b.Cell, pods(nil)), pod("ns", "a"))

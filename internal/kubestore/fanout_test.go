@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// BenchmarkFanOut compares a change's way to many watches, each of which encodes it, through this package alone and
-// through upstream's cacher over it: time per change, and memory of an idle watch.
+// BenchmarkFanOut measures a change's way to many watches, each of which encodes it: time per change, and memory of an
+// idle watch. It compares this package alone with upstream's cacher over it.
 func BenchmarkFanOut(b *testing.B) {
 	for _, through := range []string{"kubestore", "cacher"} {
 		for _, n := range []int{25, 1000, 10_000} {
@@ -76,14 +76,14 @@ func memoryInUse() uint64 {
 
 func waitForWatches(b *testing.B, s *store, cached bool, n int) {
 	if cached {
-		time.Sleep(time.Second) // the cacher does not tell
+		time.Sleep(time.Second) // the cacher does not say when
 		return
 	}
 	waitForMembers(b, s, n)
 }
 
-// BenchmarkFieldSelector changes pods of one node of many, each of which watches its own pods as a kubelet does:
-// processor time per change, with and without an index by the field.
+// BenchmarkFieldSelector changes pods of one of many nodes. Each node watches its own pods as a kubelet does. It
+// measures processor time per change, with and without an index by the field.
 func BenchmarkFieldSelector(b *testing.B) {
 	for _, indexed := range []bool{false, true} {
 		for _, n := range []int{1, 5000} {

@@ -14,16 +14,16 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// needTransformer are the suites that look at how values are transformed. Values that are take no fast path.
+// needTransformer has the suites that check how values are transformed. Transformed values take no fast path.
 var needTransformer = map[string]bool{
 	"TransformationFailure": true, "GuaranteedUpdate": true, "GuaranteedUpdateChecksStoredData": true, "Stats": true,
 	"ListResourceVersionMatch": true,
 	"WatchError":               true, "WatchErrorIsBlockingFurtherEvents": true, "WatchWithUnsafeDelete": true,
 }
 
-// TestUpstreamOnFastPaths runs upstream's suites where everything takes the way that saves work: every list is made of
-// pieces, what a selection excludes by stored bytes is not decoded, and blocks are passed over by their facts.
-// TestUpstream takes the general way, since its values are transformed.
+// TestUpstreamOnFastPaths runs upstream's suites with every shortcut: lists are made of pieces, objects that stored
+// bytes exclude from a selection are not decoded, and blocks are skipped by their facts. TestUpstream takes the general
+// path, since its values are transformed.
 func TestUpstreamOnFastPaths(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode := range modes {
@@ -56,14 +56,14 @@ func storedPods() Resource {
 	return r
 }
 
-// wholePiece is a piece that keeps its list.
+// wholePiece is a piece that holds the list it was made of.
 type wholePiece struct{ items reflect.Value }
 
 func (l wholePiece) Denser() Piece             { return nil }
 func (l wholePiece) Bytes() int                { return 1000 * l.items.Len() }
 func (l wholePiece) Size() (count, length int) { return l.items.Len(), 1000 * l.items.Len() }
 
-// listInPieces lists in pieces, and puts them together.
+// listInPieces lists in pieces, and puts the pieces together.
 func listInPieces(ctx context.Context, s *store, key string, opts storage.ListOptions, list runtime.Object) error {
 	p := &Pieces{Resource: s.GroupResource, Form: "objects", Sized: opts.Recursive, Encode: func(_ context.Context, piece runtime.Object, _ bool) (Piece, error) {
 		items, err := itemsOf(piece.DeepCopyObject())
@@ -73,7 +73,7 @@ func listInPieces(ctx context.Context, s *store, key string, opts storage.ListOp
 	if err != nil {
 		return err
 	}
-	items.SetZero() // some suites fill a list again
+	items.SetZero() // some suites reuse a list
 	if err := s.GetList(WithPieces(ctx, p), key, opts, list); err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func TestStoredLabels(t *testing.T) {
 	}
 }
 
-// FuzzStoredLabels: what reads labels of stored bytes finds those that upstream's decoder finds.
+// FuzzStoredLabels: reading labels from stored bytes gives the same labels as upstream's decoder.
 func FuzzStoredLabels(f *testing.F) {
 	for _, of := range []map[string]string{nil, {"a": "b"}, {"a": "", "": "c", "long/name": "x"}} {
 		f.Add(inProtobuf(f, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: of}, Data: map[string]string{"k": "v"}}))
@@ -58,7 +58,7 @@ func FuzzStoredLabels(f *testing.F) {
 		}
 		decoded := &corev1.ConfigMap{}
 		if _, _, err := protobuf.NewSerializer(clientscheme.Scheme, clientscheme.Scheme).Decode(data, nil, decoded); err != nil {
-			return // corrupt, but not in its labels
+			return // corrupt, but outside the labels
 		}
 		found := map[string]string{}
 		for _, pair := range l.pairs {

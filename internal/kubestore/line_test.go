@@ -18,16 +18,16 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// client of a watch reads as upstream's handler does, in steps. Its log is what it was sent, by labels.
+// client reads a watch as upstream's handler does, in steps. Its log has the labels of the objects that it was sent.
 type client struct {
 	watch.Interface
 	t         *testing.T
 	decorates bool
-	held      *watch.Event // taken, and not encoded yet
+	held      *watch.Event // received, and not encoded yet
 	refuses   bool
 	pace      int // steps between two changes
 	log       []string
-	called    int // over the line
+	called    int // how many events came over the line
 }
 
 func (c *client) Form() Form  { return asLabel{} }
@@ -87,7 +87,7 @@ func (c *client) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// asLabel encodes an event as what the object's label says.
+// asLabel encodes an event as the value of the object's label.
 type asLabel struct{}
 
 func (asLabel) Verbatim(context.Context) Append { return nil }
@@ -100,8 +100,8 @@ func (asLabel) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 	return []byte(o.(*example.Pod).Labels["n"]), nil
 }
 
-// TestLine: whatever its handler and its socket are doing, a client is sent each change once and in order, the more of
-// them over its line the less its handler has to do, and none if what the handler sends is decorated.
+// TestLine: whatever its handler and its socket are doing, a client is sent each change once and in order. The less the
+// handler has to do, the more changes go over the line. If the handler decorates objects, none do.
 func TestLine(t *testing.T) {
 	s, p, deliver := startStepped(t)
 	const changes = 800
@@ -154,7 +154,7 @@ func TestLine(t *testing.T) {
 		}
 	}
 
-	// What comes together is left to the handlers, which send it together.
+	// Changes that come together are left to the handlers, which send them together.
 	c := clients[0]
 	change := func(label string) {
 		t.Helper()
@@ -163,7 +163,7 @@ func TestLine(t *testing.T) {
 		require.NoError(t, err)
 	}
 	c.refuses = false
-	for called := c.called; c.called == called; drain(c, len(want)) { // the first one may pass through the handler
+	for called := c.called; c.called == called; drain(c, len(want)) { // the first change may pass through the handler
 		change(fmt.Sprint("alone ", len(want)))
 		deliver()
 	}

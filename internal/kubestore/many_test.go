@@ -17,10 +17,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// many are as many objects as a large cell has of one kind, each written once.
+// many is how many objects of one kind a large cell has. Each is written once.
 const many = 35000
 
-// withMany is a store of that many pods in one namespace, and the revision before them; all of them are in segments.
+// withMany returns a store of that many pods in one namespace, all in segments, and the revision before them.
 func withMany(b *testing.B) (*bed, *store, eventlog.Revision) {
 	b.Helper()
 	bed := newBed(b, eventlogtest.Start(b), memory.New())
@@ -48,8 +48,8 @@ func withMany(b *testing.B) (*bed, *store, eventlog.Revision) {
 	return bed, s, before
 }
 
-// BenchmarkFirstPage is a list of one object with the count of the others: of one revision, after each write, and after
-// each commit.
+// BenchmarkFirstPage lists one object with the count of the others: at one revision, after each write, and after each
+// commit.
 func BenchmarkFirstPage(b *testing.B) {
 	bed, s, _ := withMany(b)
 	page := func(b *testing.B) {
@@ -82,8 +82,7 @@ func BenchmarkFirstPage(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchOfNothing is a watch of an empty namespace from before everything that has happened since, until it has
-// caught up.
+// BenchmarkWatchOfNothing is a watch of an empty namespace from a revision before all writes, until it has caught up.
 func BenchmarkWatchOfNothing(b *testing.B) {
 	_, s, before := withMany(b)
 	spent := time.Duration(0)

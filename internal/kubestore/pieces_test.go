@@ -30,14 +30,14 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// megabyte is a piece that says it takes so much.
+// megabyte is a piece that claims to take a megabyte.
 type megabyte struct{ items int }
 
 func (*megabyte) Denser() Piece            { return nil }
 func (*megabyte) Bytes() int               { return 1 << 20 }
 func (m *megabyte) Size() (count, sum int) { return m.items, 1 << 20 }
 
-// bulky is a store of n objects of which each is a piece, in segments. Nothing is cached.
+// bulky is a store of n objects in segments, each in a piece of its own. Nothing is cached.
 func bulky(t *testing.T, n int) (*store, *memory.Bucket) {
 	bucket := memory.Strict(t)
 	b := newBed(t, eventlogtest.Start(t), bucket)
@@ -78,8 +78,8 @@ func inPieces(t *testing.T, s *store, p *Pieces, limit int64, look func(int)) (p
 	return pieces, nil
 }
 
-// TestListsHoldFewPieces: however long a list is, it holds as many pieces: those of which an answer is sure, one, and
-// those that are made ahead.
+// TestListsHoldFewPieces: the number of pieces that a list holds does not depend on its length. It holds those that are
+// read before the answer, the current one, and those that are made ahead.
 func TestListsHoldFewPieces(t *testing.T) {
 	for _, n := range []int{20, 40} {
 		s, _ := bulky(t, n)
@@ -133,8 +133,9 @@ func TestListsHoldFewPieces(t *testing.T) {
 	}
 }
 
-// TestPiecesAreMadeBesideEachOther: pieces that are made at once come in the order of their rows. When a list ends,
-// early or not, nothing of it goes on. A panic is that of the list's own goroutine, whose request it ends.
+// TestPiecesAreMadeBesideEachOther: pieces that are made concurrently come in the order of their rows. When a list
+// ends, early or not, none of its goroutines goes on. A panic surfaces in the list's own goroutine, and ends its
+// request.
 func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 	defer func(before chan struct{}) { helpers = before }(helpers)
 	helpers = make(chan struct{}, mostAhead)
@@ -180,7 +181,7 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 			case c.panics:
 				panic(one)
 			case beyond:
-				time.Sleep(50 * time.Millisecond) // longer than the list
+				time.Sleep(50 * time.Millisecond) // longer than the list takes
 			}
 			return &bulkyNaming{naming{[]string{one}}}, nil
 		}}
@@ -213,14 +214,14 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 	}
 }
 
-// TestFleetingPieces: a piece that depends on more than its items is made for each list, of items that are kept.
+// TestFleetingPieces: a piece that depends on more than its items is made for each list, from cached items.
 func TestFleetingPieces(t *testing.T) {
 	s := newStore(newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell, pods(nil))
-	s.Objects = NewObjects(cache.NewBudget(64 << 20)) // a megabyte has room
+	s.Objects = NewObjects(cache.NewBudget(64 << 20)) // with room for a megabyte
 	p := pod("ns", "a")
 	p.Labels = map[string]string{"a": "b"}
 	create(t, s, p)
-	labels := map[uintptr]int{} // an item that is kept has the same map each time
+	labels := map[uintptr]int{} // a cached item has the same map each time
 	for range 3 {
 		p := &Pieces{Fleeting: true, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
 			labels[reflect.ValueOf(list.(*example.PodList).Items[0].Labels).Pointer()]++
@@ -233,7 +234,7 @@ func TestFleetingPieces(t *testing.T) {
 	require.Equal(t, []int{3}, slices.Collect(maps.Values(labels)))
 }
 
-// TestAListThatCannotBeReadAgain: what fails while a list is read again is an error.
+// TestAListThatCannotBeReadAgain: a failure while a list is read again is returned as an error.
 func TestAListThatCannotBeReadAgain(t *testing.T) {
 	s, bucket := bulky(t, 20)
 	p := &Pieces{Sized: true, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
@@ -250,8 +251,9 @@ func TestAListThatCannotBeReadAgain(t *testing.T) {
 	require.Less(t, got, 20)
 }
 
-// TestWarmListsReadNoValues: a list whose pieces are kept does without the values, where the cache has no room for
-// them. A piece that must be made again reads its own; a list of which all must be made reads as much as any scan.
+// TestWarmListsReadNoValues: a list whose pieces are cached reads no values, even if the cache has no room for them. A
+// piece that must be made again reads only its own values. A list whose pieces must all be made reads as much as any
+// scan.
 func TestWarmListsReadNoValues(t *testing.T) {
 	const n, bytes = 2000, 3000
 	log, counted := manyPods(t, n, bytes)
@@ -307,7 +309,7 @@ func TestWarmListsReadNoValues(t *testing.T) {
 	require.LessOrEqual(t, read, int64(6), "two pieces are read for themselves, and the rest at once")
 }
 
-// bulkyNaming is one of which a list holds few.
+// bulkyNaming is so large that a list holds few of them.
 type bulkyNaming struct{ naming }
 
 func (*bulkyNaming) Bytes() int { return 1 << 20 }

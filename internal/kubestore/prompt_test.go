@@ -22,7 +22,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// startStepped returns a store with one pod, whose feed brings what was written when deliver is called, all at once.
+// startStepped returns a store with one pod. When deliver is called, its feed delivers at once everything written
+// before.
 func startStepped(t *testing.T) (s *store, p *example.Pod, deliver func()) {
 	t.Helper()
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
@@ -46,8 +47,8 @@ func startStepped(t *testing.T) (s *store, p *example.Pod, deliver func()) {
 	}
 }
 
-// TestPromptWatches: what many idle watches get is with their readers before the feed goes on. No goroutine is woken in
-// between.
+// TestPromptWatches: an event for many idle watches reaches their readers before the feed goes on. No goroutine is
+// woken in between.
 func TestPromptWatches(t *testing.T) {
 	s, p, deliver := startStepped(t)
 	const watches = 200
@@ -57,7 +58,7 @@ func TestPromptWatches(t *testing.T) {
 	}
 	waitForMembers(t, s, watches)
 	tries := 0
-	eventlogtest.Eventually(t, "a change is with all readers at once", func() bool { // the first ones find watches that begin
+	eventlogtest.Eventually(t, "a change is with all readers at once", func() bool { // at first, watches are still starting
 		tries++
 		_, err := relabel(t.Context(), s, keyOf(p), "n", strconv.Itoa(tries))
 		require.NoError(t, err)
@@ -73,8 +74,8 @@ func TestPromptWatches(t *testing.T) {
 	})
 }
 
-// TestManyWatchesInOrder: small and large changes come to many watches, some of whose readers are slow, each once and
-// in order, however each of them reaches a watch.
+// TestManyWatchesInOrder: small and large changes reach many watches, some with slow readers, each once and in order,
+// whichever way each change reaches a watch.
 func TestManyWatchesInOrder(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -91,7 +92,7 @@ func TestManyWatchesInOrder(t *testing.T) {
 		rng := rand.New(rand.NewPCG(uint64(n), 1))
 		reading.Go(func() {
 			for i := range changes {
-				if n%2 == 0 && rng.IntN(40) == 0 { // falls behind
+				if n%2 == 0 && rng.IntN(40) == 0 { // the reader falls behind
 					<-written[min(i+rng.IntN(150), changes-1)]
 				}
 				e, open := <-w.ResultChan()
@@ -122,8 +123,8 @@ func TestManyWatchesInOrder(t *testing.T) {
 	reading.Wait()
 }
 
-// TestLargeEventsWaitAlone: a watch whose reader is slow holds one large event, and of small ones no more than are
-// large together. What a reader has not encoded counts, as its client may not have received it.
+// TestLargeEventsWaitAlone: a watch with a slow reader holds one large event, or small ones that together are no
+// larger. An event counts until the reader has encoded it, since the client may not have received it before.
 func TestLargeEventsWaitAlone(t *testing.T) {
 	for _, size := range []int{bufferedBytes + 1, bufferedBytes/2 + 1, bufferedBytes / 8, 1} {
 		synctest.Test(t, func(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// model is what a store must hold: by row path, the resourceVersion and whether the label is set.
+// model is what a store must hold. For each row path it has the resourceVersion and whether the label is set.
 type model map[string]modelled
 
 type modelled struct {
@@ -34,7 +34,7 @@ type modelled struct {
 	labelled bool
 }
 
-// page is the model of a list without limit.
+// list returns the model's list without a limit.
 func (m model) list(namespace string, labelled bool) (items []string) {
 	for _, path := range slices.Sorted(maps.Keys(m)) {
 		o := m[path]
@@ -45,9 +45,9 @@ func (m model) list(namespace string, labelled bool) (items []string) {
 	return items
 }
 
-// TestListPages: pages of random size, with and without selectors, of all and of one namespace, taken by two processes
-// while objects change and the log is committed and purged, are exactly the model's list at the first page's revision,
-// or end with 410 and go on at a new one (rows 30 to 32).
+// TestListPages lists in pages of random size, with and without selectors, in all namespaces and in one. Two processes
+// serve the pages while objects change and the log is committed and purged. The pages are exactly the model's list at
+// the first page's revision, or end with 410 and continue at a new revision (rows 30 to 32).
 func TestListPages(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -133,7 +133,7 @@ func pageThrough(t *testing.T, stores []*store, r *rand.Rand, m model) {
 	require.Equal(t, want, got)
 }
 
-// TestRevisionsOutOfReach: rows 28, 29 and 32, and forged ones.
+// TestRevisionsOutOfReach: rows 28, 29 and 32, and forged revisions.
 func TestRevisionsOutOfReach(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for revisions that never come")
@@ -197,8 +197,8 @@ func names(list *example.PodList) (names []string) {
 	return names
 }
 
-// TestNothingAliasesTheCache: whatever a caller does to an object it was given, nobody else sees it. Items of a list
-// are to be read and have their fields set, as under upstream's cacher.
+// TestNothingAliasesTheCache: whatever a caller does to an object that it was given, nobody else sees it. For the items
+// of a list this holds for setting their fields, as under upstream's cacher.
 func TestNothingAliasesTheCache(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -233,7 +233,7 @@ func TestNothingAliasesTheCache(t *testing.T) {
 	}
 }
 
-// TestObjectsBudget: the cache forgets the least recently used objects, and keeps to its budget.
+// TestObjectsBudget: the cache drops the least recently used objects, and keeps to its budget.
 func TestObjectsBudget(t *testing.T) {
 	at := func(n int) version { return version{rowKey: "r", revision: eventlog.Revision(n)} }
 	ample := cache.NewBudget(1 << 20)
@@ -258,7 +258,7 @@ func TestObjectsBudget(t *testing.T) {
 	require.Nil(t, none.get(at(1)))
 }
 
-// TestUnstructured: custom resources are stored, cached, listed and watched as well.
+// TestUnstructured: custom resources are stored, cached, listed and watched too.
 func TestUnstructured(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	newWidget := func() *unstructured.Unstructured {
@@ -302,7 +302,7 @@ func TestUnstructured(t *testing.T) {
 	require.Equal(t, "yes", gone.GetLabels()["changed"])
 }
 
-// TestKeys: the key of any path gives the path back, so that rows and events of one object agree.
+// TestKeys: the key of any path gives that path back, so rows and events of one object agree.
 func TestKeys(t *testing.T) {
 	s := newStore(Cell{Cluster: "main"}, pods(nil))
 	for path, namespace := range map[string]string{
@@ -318,7 +318,7 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, "a/b", newStore(Cell{Cluster: "main"}, r).key("/pods/a/b").Name)
 }
 
-// FuzzKey: whatever path a client makes up, it is refused or its key is exactly that path's.
+// FuzzKey: a path that a client makes up is refused, or its key is exactly that path's.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"/pods/ns/a", "/pods//a", "/pods/a/b/c/", "/pods/../secrets/a", "pods/a", "/pods/*", "/pods/ns\x00/a"} {
 		f.Add(key, true)

@@ -31,7 +31,7 @@ func leftSide() storage.SelectionPredicate {
 		GetAttrs: attributes, AllowWatchBookmarks: true}
 }
 
-// gap is a cell with one checkpoint. What came later is in archived events only.
+// gap is a cell with one checkpoint. Later changes are in archived events only.
 type gap struct {
 	*bed
 	counts *bucket.Counted
@@ -39,11 +39,11 @@ type gap struct {
 	once   sync.Once
 	start  string
 	head   projection.Revision
-	// want is what a watch from start of the left side has seen live.
+	// want is what a watch of the left side from start has seen live.
 	want []string
 }
 
-// past is a store of a process with a budget, and the view of the gap's end.
+// past returns a store of a process with the given budget, and the view of the gap's end.
 func (g *gap) past(budget int64) (*store, *projection.View) {
 	g.t.Helper()
 	g.counts = bucket.Count(stalling{g.bucket, g})
@@ -56,7 +56,8 @@ func (g *gap) past(budget int64) (*store, *projection.View) {
 	return newStore(Cell{Log: g.Log, Projection: p, Cluster: "main"}, pods(nil)), v
 }
 
-// stall lets reads of archived events take until their context ends. The first closes stuck. Nil ends that.
+// stall makes reads of archived events hang until their context ends. The first such read closes stuck. Nil ends the
+// stall.
 func (g *gap) stall(stuck chan struct{}) {
 	if stuck == nil {
 		g.stuck.Store(nil)
@@ -65,7 +66,7 @@ func (g *gap) stall(stuck chan struct{}) {
 	g.stuck.Store(&stuck)
 }
 
-// stalling is a bucket that a gap may stall.
+// stalling is a bucket whose reads its gap may stall.
 type stalling struct {
 	bucket.Bucket
 	of *gap
@@ -80,7 +81,7 @@ func (s stalling) GetRange(ctx context.Context, key string, offset, length int64
 	return s.Bucket.GetRange(ctx, key, offset, length)
 }
 
-// reads are the requests to the bucket so far.
+// reads returns the number of requests to the bucket so far.
 func (g *gap) reads() int64 { return g.counts.Counts().Get + g.counts.Counts().GetRange }
 
 // watch replays the gap.
@@ -93,7 +94,7 @@ func (g *gap) watch(s *store, v *projection.View, selects storage.SelectionPredi
 	return &recorder{t: g.t, Interface: w}
 }
 
-// newGap relabels, deletes and makes again ten pods in turn, of so many random bytes in hex each.
+// newGap relabels, deletes and creates again ten pods in turn. Each has 'bulk' random bytes in hex.
 func newGap(t *testing.T, rounds, bulk int) *gap {
 	t.Helper()
 	g := &gap{bed: newBed(t, eventlogtest.Start(t), memory.Strict(t))}
@@ -157,12 +158,12 @@ func newGap(t *testing.T, rounds, bulk int) *gap {
 	return g
 }
 
-// A watch of the past that selects sees what a watch had seen live. It costs a few passes over the archived events,
-// however many of them there are, and holds no more than its share of the budget.
+// A watch of the past with a selection sees what a watch saw live. It costs a few passes over the archived events,
+// however many there are, and holds no more than its share of the budget.
 func TestAReplaySelectsInOnePass(t *testing.T) {
 	g := newGap(t, 20, 512)
 	want := append(g.want, fmt.Sprintf("BOOKMARK / %d", g.head), "closed true")
-	for _, budget := range []int64{256 << 10, 96 << 10} { // with the second, it must forget what it has seen
+	for _, budget := range []int64{256 << 10, 96 << 10} { // the second budget makes the replay forget
 		s, v := g.past(budget)
 		_, before := s.Projection.Budget().Used()
 		everything := storage.Everything
@@ -193,7 +194,7 @@ func TestAReplaySelectsInOnePass(t *testing.T) {
 	}
 }
 
-// What would hold too much is an answer, and not an error of the server's.
+// A replay that would hold too much ends with an answer, not with a server error.
 func TestAReplayThatHoldsTooMuch(t *testing.T) {
 	g := newGap(t, 3, 8<<10)
 	s, v := g.past(16 << 10)
@@ -209,8 +210,8 @@ func TestAReplayThatHoldsTooMuch(t *testing.T) {
 	require.ErrorContains(t, err, projection.ErrTooMuch.Error())
 }
 
-// A watch of the past ends when it is asked to: with a bookmark of the position that it has reached, and no error. It
-// does not matter whether its reader is slow.
+// A watch of the past ends when it is asked to: with a bookmark at the position that it has reached, and no error. That
+// holds even if its reader is slow.
 func TestAReplayEnds(t *testing.T) {
 	g := newGap(t, 4, 512)
 	s, v := g.past(64 << 20)
@@ -220,7 +221,7 @@ func TestAReplayEnds(t *testing.T) {
 	close(ended)
 	g.watch(s, v, all, ended).expect("BOOKMARK / "+g.start, "closed true")
 
-	// Nothing comes from the bucket any more.
+	// From here on the bucket does not answer.
 	s, v = g.past(1)
 	stuck, end := make(chan struct{}), make(chan struct{})
 	g.stall(stuck)
@@ -251,8 +252,8 @@ func TestAReplayEnds(t *testing.T) {
 	}
 }
 
-// TestReplayEndsBehindWhatItSent: a replay that is asked to end while its reader has yet to encode an event ends with a
-// bookmark that is not before that event.
+// TestReplayEndsBehindWhatItSent: if a replay is asked to end while its reader has yet to encode an event, the bookmark
+// is not before that event.
 func TestReplayEndsBehindWhatItSent(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

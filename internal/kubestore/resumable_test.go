@@ -22,13 +22,13 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestResumable: what is read is let go of while its reader waits for long, and goes on behind what was read, without a
-// gap. In a short wait it is kept.
+// TestResumable: a sequence is closed while its reader waits for long, and then continues after the last item, without
+// a gap. During a short wait it stays open.
 func TestResumable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := errors.New("no more")
 		opened, at := 0, 0
-		var open atomic.Int32 // a timer lets go
+		var open atomic.Int32 // a timer closes the sequence
 		r := &resumable[int]{open: func() iter.Seq2[int, error] {
 			opened++
 			return func(yield func(int, error) bool) {
@@ -70,14 +70,14 @@ func TestResumable(t *testing.T) {
 	})
 }
 
-// TestSlowStarts: watches that begin with the state, or from a revision that only segments have, tell a slow reader of
-// each object once and in order.
+// TestSlowStarts: watches that begin with the state, or from a revision that only segments have, send each object once
+// and in order to a slow reader.
 func TestSlowStarts(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
 	start, err := s.GetCurrentResourceVersion(t.Context())
 	require.NoError(t, err)
-	const objects = 20 * bufferedEvents // more than are left of a window that shrinks
+	const objects = 20 * bufferedEvents // more than a shrunken window holds
 	for n := range objects {
 		create(t, s, pod("ns", fmt.Sprintf("p%03d", n)))
 		if n%(objects/4) == 0 {
@@ -104,10 +104,10 @@ func TestSlowStarts(t *testing.T) {
 	}
 }
 
-// stateLine is a client who takes its time for some pieces of the state.
+// stateLine is a line to a client that is slow for some pieces of the state.
 type stateLine struct {
 	*nameForm
-	slow   int // each so many pieces
+	slow   int // the client is slow for one of so many pieces
 	pieces int
 	names  string
 	events int
@@ -126,7 +126,7 @@ func (l *stateLine) SendAll(frames []byte, events int) error {
 	return nil
 }
 
-// nameForm encodes an event as the object's name, and counts.
+// nameForm encodes an event as the object's name, and counts the encodings.
 type nameForm struct{ encoded atomic.Int32 }
 
 func (*nameForm) Verbatim(context.Context) Append { return nil }
@@ -140,8 +140,8 @@ func (f *nameForm) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 	return []byte(o.(*example.Pod).Name + " "), nil
 }
 
-// TestStateInPieces: a state that is sent over lines is encoded once for all watches, also for clients so slow that the
-// scan is let go of. A change makes one piece anew. The bookmark comes behind the state.
+// TestStateInPieces: a state that is sent over lines is encoded once for all watches, even if clients are so slow that
+// the scan is closed. A change makes one piece anew. The bookmark comes after the state.
 func TestStateInPieces(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

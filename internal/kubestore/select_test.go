@@ -33,7 +33,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// corePods are Pods as Kubernetes stores them, in protobuf.
+// corePods are Pods in protobuf, as Kubernetes stores them.
 func corePods() Resource {
 	return Resource{
 		GroupResource: schema.GroupResource{Resource: "pods"}, Prefix: "/pods", Namespaced: true,
@@ -46,7 +46,7 @@ func corePods() Resource {
 	}
 }
 
-// selecting is a predicate of Pods; an empty selector selects everything.
+// selecting returns a predicate of Pods. An empty selector selects everything.
 func selecting(t testing.TB, byLabels, byFields string) storage.SelectionPredicate {
 	l, err := labels.Parse(byLabels)
 	require.NoError(t, err)
@@ -69,8 +69,8 @@ func selected(t testing.TB, s storage.Interface, opts storage.ListOptions) *core
 	return list
 }
 
-// manyPods is a bucket whose snapshot has n Pods of about that many bytes in namespaces of 1,000. Each of n/100
-// nodes has a hundred of them, in no order.
+// manyPods returns a bucket whose snapshot has n Pods of about so many bytes, in namespaces of 1,000. Each of n/100
+// nodes has a hundred of them, scattered among the names.
 func manyPods(b testing.TB, n, bytes int) (*eventlog.Log, *bucket.Counted) {
 	log := eventlogtest.Open(b, eventlog.Config{Conn: eventlogtest.Start(b), InMemory: true})
 	counted := bucket.Count(memory.New())
@@ -128,8 +128,8 @@ func somePod(random *rand.Rand, i, n, bytes int) *corev1.Pod {
 	}
 }
 
-// tellFactsApart takes a seed with which no two facts of manyPods, and of what a test asks for in vain, are one hash.
-// With most seeds some are, and then a list reads a block for nothing.
+// tellFactsApart sets a seed with which no two facts have the same hash, of those in manyPods and those that a test
+// looks for in vain. With most seeds some have, and then a list reads a block for nothing.
 func tellFactsApart(n, bytes int) {
 	type named struct {
 		what        byte
@@ -156,8 +156,8 @@ func tellFactsApart(n, bytes int) {
 	}
 }
 
-// TestSelectedListsReadWhatTheyNeed: once the facts of all blocks are known, a list reads the blocks that have what it
-// selects, although the cache has no room for the others.
+// TestSelectedListsReadWhatTheyNeed: once the facts of all blocks are known, a list reads only the blocks that have the
+// selected objects, even if the cache has no room for other blocks.
 func TestSelectedListsReadWhatTheyNeed(t *testing.T) {
 	tellFactsApart(3000, 1200)
 	log, counted := manyPods(t, 3000, 1200)
@@ -182,9 +182,9 @@ func TestSelectedListsReadWhatTheyNeed(t *testing.T) {
 	require.Positive(t, reads("app=none", "", 0), "facts are let go when memory is")
 }
 
-// TestSelectedListsAreExact: at every revision, and page by page, a list by labels and fields has those objects of the
-// whole list that match, whatever was committed and compacted, and whatever is known of the blocks. So has a watch that
-// begins with the state.
+// TestSelectedListsAreExact: at every revision, and page by page, a list by labels and fields has exactly the matching
+// objects of the whole list. This holds whatever was committed and compacted, and whichever blocks' facts are known. It
+// also holds for the state with which a watch begins.
 func TestSelectedListsAreExact(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	p, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, InlineBytes: 600})
@@ -202,7 +202,7 @@ func TestSelectedListsAreExact(t *testing.T) {
 			}
 		}
 		pod.Spec.NodeName, pod.Status.Phase = any("", "n1", "n2", "n3", "n4"), corev1.PodPhase(any("Running", "Failed"))
-		pod.Annotations = map[string]string{"padding": strings.Repeat(" ", 30_000)} // so that few are in a block
+		pod.Annotations = map[string]string{"padding": strings.Repeat(" ", 30_000)} // so that a block has few Pods
 		return pod
 	}
 	live := map[int]bool{}
@@ -302,7 +302,7 @@ func beginsWithTheState(t *testing.T, s *store, p storage.SelectionPredicate) {
 	require.Equal(t, watch.Bookmark, (<-w.ResultChan()).Type)
 }
 
-// TestFactsThatNobodyCanTell: of what cannot be read, and of what must not be kept, there are no facts.
+// TestFactsThatNobodyCanTell: there are no facts of objects that cannot be read or whose content must not be kept.
 func TestFactsThatNobodyCanTell(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, corePods())
@@ -344,9 +344,8 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	require.False(t, ok, "a conversion may change labels")
 }
 
-// BenchmarkSelect is a list by a label that none has, of the Pods of one node again and again, and of those of one
-// node after the other, by a process whose cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS says how many
-// there are.
+// BenchmarkSelect lists by a label that no Pod has, by one node again and again, and by one node after the other. The
+// process's cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS is the number of Pods.
 func BenchmarkSelect(b *testing.B) {
 	n, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_OBJECTS"))
 	if err != nil {
@@ -371,7 +370,7 @@ func BenchmarkSelect(b *testing.B) {
 		for _, temperature := range []string{"cold", "warm"} {
 			b.Run(c.name+"/"+temperature, func(b *testing.B) {
 				s := open()
-				if temperature == "warm" { // the first one learns of the blocks, the second one has the cache for itself
+				if temperature == "warm" { // the first list learns the facts, the second fills the cache
 					selected(b, s, storage.ListOptions{Predicate: c.of(0)})
 					selected(b, s, storage.ListOptions{Predicate: c.of(0)})
 				}

@@ -16,7 +16,7 @@ import (
 	kubescheme "k8s.io/client-go/kubernetes/scheme"
 )
 
-// TestSizeIsWhatObjectsTake: whatever their structure, objects take what Size says, within a fifth.
+// TestSizeIsWhatObjectsTake: objects of any structure take as much memory as Size says, within a fifth.
 func TestSizeIsWhatObjectsTake(t *testing.T) {
 	info, _ := runtime.SerializerInfoForMediaType(kubescheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	typed := kubescheme.Codecs.CodecForVersions(info.Serializer, kubescheme.Codecs.UniversalDeserializer(), corev1.SchemeGroupVersion, corev1.SchemeGroupVersion)
@@ -56,7 +56,7 @@ func TestSizeIsWhatObjectsTake(t *testing.T) {
 			kept := make([]runtime.Object, 1000)
 			before := heap()
 			for i := range kept {
-				var into runtime.Object // for a custom resource, of which no scheme knows
+				var into runtime.Object // for a custom resource, which is not in the scheme
 				if _, ok := object.(*unstructured.Unstructured); ok {
 					into = &unstructured.Unstructured{}
 				}
@@ -82,7 +82,7 @@ func sizedPod(meta metav1.ObjectMeta) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{Containers: []corev1.Container{c, c}, ServiceAccountName: "default"}, Status: status}
 }
 
-// heap is the memory of all objects that are reachable.
+// heap returns the memory of all objects that are reachable.
 func heap() int64 {
 	var stats goruntime.MemStats
 	goruntime.GC()

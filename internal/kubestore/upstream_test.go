@@ -143,7 +143,7 @@ func TestUpstream(t *testing.T) {
 			if testing.Short() && (kind != "strict" || mode != "random") {
 				continue
 			}
-			if eventlogtest.Slowdown > 1 && kind != "strict" && mode != "random" { // minutes, for a bucket that others test
+			if eventlogtest.Slowdown > 1 && kind != "strict" && mode != "random" { // minutes, and other tests cover them
 				continue
 			}
 			for name, suite := range suites {
@@ -159,9 +159,9 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// waits are the suites that spend seconds waiting (for a bookmark, an expiry, a revision that never comes). They run
-// side by side. The others set feature gates or count what the process does, or have more to do than deadlines leave
-// them beside others.
+// waits has the suites that spend seconds waiting (for a bookmark, an expiry, a revision that never comes). They run in
+// parallel. The other suites set feature gates, or count what the process does, or have too much to do within their
+// deadlines beside others.
 var waits = map[string]bool{
 	"CreateWithTTL": true, "GuaranteedUpdateWithTTL": true, "Get": true, "GetListNonRecursive": true,
 	"DelayedWatchDelivery": true, "ProgressNotify": true, "WatchDispatchBookmarkEvents": true,

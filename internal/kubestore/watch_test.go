@@ -48,7 +48,7 @@ func watchFrom(t testing.TB, s storage.Interface, rev string) *recorder {
 	return record(t, s, storage.ListOptions{ResourceVersion: rev})
 }
 
-// next is one event as text.
+// next returns one event as text.
 func (r *recorder) next() string {
 	r.t.Helper()
 	r.last = r.receive()
@@ -59,7 +59,7 @@ func (r *recorder) receive() string {
 	r.t.Helper()
 	select {
 	case e, ok := <-r.ResultChan():
-		if shared, ok := e.Object.(runtime.CacheableObject); ok { // while another watch has it too
+		if shared, ok := e.Object.(runtime.CacheableObject); ok { // while another watch has the object too
 			e.Object = shared.GetObject()
 		}
 		switch o := e.Object.(type) {
@@ -75,7 +75,7 @@ func (r *recorder) receive() string {
 	return ""
 }
 
-// expect compares events as they come: the first wrong one fails, before the watch is asked for one that may never
+// expect compares events as they come. The first wrong event fails the test, before it waits for one that may never
 // come.
 func (r *recorder) expect(want ...string) {
 	r.t.Helper()
@@ -111,8 +111,8 @@ func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step 
 	return events
 }
 
-// TestWatchResumes: a watch that is cut and resumed at random, each time on another process, sees every change once and
-// in order (rows 11 and 20, invariant 8), while the log is committed and purged under it.
+// TestWatchResumes: a watch that is cut off and resumed at random, each time on another process, sees every change once
+// and in order (rows 11 and 20, invariant 8), while the log is committed and purged.
 func TestWatchResumes(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -139,8 +139,7 @@ func TestWatchResumes(t *testing.T) {
 	}
 }
 
-// TestSlowWatchRejoins: a watch that is not read falls out of the feed, delays nobody, and later goes on
-// without a gap.
+// TestSlowWatchRejoins: a watch that is not read leaves the feed, delays nobody, and later continues without a gap.
 func TestSlowWatchRejoins(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -155,7 +154,7 @@ func TestSlowWatchRejoins(t *testing.T) {
 	slow.expect(events...)
 }
 
-// TestWatchExpires: a revision below the floor ends with 410; one that is not there yet waits for it.
+// TestWatchExpires: a watch from a revision below the floor ends with 410. One from a future revision waits for it.
 func TestWatchExpires(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -177,8 +176,8 @@ func TestWatchExpires(t *testing.T) {
 	require.Equal(t, "MODIFIED ns/a "+second.ResourceVersion, future.next())
 }
 
-// TestWatchSelectors: a change that takes an object in or out of what matches is ADDED or DELETED, from the past as
-// from the feed (row 12).
+// TestWatchSelectors: if a change makes an object match, or no longer match, the watch gets ADDED or DELETED, both from
+// the past and from the feed (row 12).
 func TestWatchSelectors(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -221,7 +220,7 @@ func TestWatchSelectors(t *testing.T) {
 	}
 }
 
-// TestWatchWithoutFeed: a function does not watch.
+// TestWatchWithoutFeed: a function refuses watches.
 func TestWatchWithoutFeed(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	c := b.Cell
@@ -231,7 +230,7 @@ func TestWatchWithoutFeed(t *testing.T) {
 	require.NoError(t, New(c, pods(nil)).RequestWatchProgress(t.Context()))
 }
 
-// TestRequestWatchProgress: the cacher's watch hears of a head that no event of its own resource brought.
+// TestRequestWatchProgress: the cacher's watch gets a head that an event of another resource made.
 func TestRequestWatchProgress(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -247,7 +246,7 @@ func TestRequestWatchProgress(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("BOOKMARK / %d", head), internal.next())
 }
 
-// TestWatchEndsWithFeed: when the process stops following, its watches are closed, not left waiting.
+// TestWatchEndsWithFeed: when the process stops following the log, its watches are closed and do not wait for ever.
 func TestWatchEndsWithFeed(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	c := b.Cell
@@ -265,8 +264,8 @@ func TestWatchEndsWithFeed(t *testing.T) {
 	require.Equal(t, "closed true", watchFrom(t, s, p.ResourceVersion).next())
 }
 
-// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again, while the log is purged
-// behind its back by another one, loses and repeats nothing.
+// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again loses and repeats
+// nothing, while another process purges the log.
 func TestWatchOverBrokenConnection(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))
@@ -288,7 +287,7 @@ func TestWatchOverBrokenConnection(t *testing.T) {
 	}
 }
 
-// TestStopEnds: a stopped watch has left the feed when its channel is closed.
+// TestStopEnds: when the channel of a stopped watch is closed, the watch has left the feed.
 func TestStopEnds(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestWindowOfANewProcess: a watch that comes back to a process that has just started misses nothing, from the floor
-// on: not even the very first event after it.
+// TestWindowOfANewProcess: a watch from the floor on that resumes on a process that has just started misses nothing,
+// not even the first event after the floor.
 func TestWindowOfANewProcess(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -34,8 +34,8 @@ func TestWindowOfANewProcess(t *testing.T) {
 	watchFrom(t, fresh, floor.ResourceVersion).expect(append(want, "ADDED ns/last "+last.ResourceVersion)...)
 }
 
-// TestWatchOfAProcessThatWasCutOff: a watch of a process that could not reach the log, while the snapshot moved on by
-// more events than the process holds at once, gets every change.
+// TestWatchOfAProcessThatWasCutOff: a process cannot reach the log while the snapshot moves on by more events than a
+// window holds. Its watch still gets every change.
 func TestWatchOfAProcessThatWasCutOff(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))
@@ -70,8 +70,8 @@ func TestWatchOfAProcessThatWasCutOff(t *testing.T) {
 	w.expect(want...)
 }
 
-// TestEndComesBehindWhatWaits: a process that stops sends each watch what it has for it, and only then the last
-// bookmark: a client goes on elsewhere from the bookmark's revision.
+// TestEndComesBehindWhatWaits: a process that stops sends each watch its waiting events, and only then the last
+// bookmark, since the client resumes elsewhere from the bookmark's revision.
 func TestEndComesBehindWhatWaits(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -85,12 +85,12 @@ func TestEndComesBehindWhatWaits(t *testing.T) {
 	follower := watchFrom(t, s, first.ResourceVersion)
 	waitForMembers(t, s, 2)
 	var want []string
-	for i := range bufferedEvents + fanout.QueueLength/2 { // more than the reader's buffer, and less than makes the watch fall out
+	for i := range bufferedEvents + fanout.QueueLength/2 { // too few for the watch to leave the feed
 		want = append(want, fmt.Sprintf("ADDED ns/p%d %s", i, create(t, s, pod("ns", fmt.Sprint("p", i))).ResourceVersion))
 	}
 	head, err := s.GetCurrentResourceVersion(t.Context())
 	require.NoError(t, err)
-	follower.expect(want...) // so the feed has reached the last of them
+	follower.expect(want...) // so the feed has delivered the last of them
 	close(end)
 	(&recorder{t: t, Interface: w}).expect(append(want, fmt.Sprintf("BOOKMARK / %d", head), "closed true")...)
 }

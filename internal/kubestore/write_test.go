@@ -57,7 +57,7 @@ func remove(ctx context.Context, s storage.Interface, key string) (*example.Pod,
 	return out, err
 }
 
-// increment counts one up in a label, by the store's own retries.
+// increment adds one to a number in a label. The store retries after a conflict.
 func increment(ctx context.Context, s storage.Interface, key string) error {
 	return s.GuaranteedUpdate(ctx, key, &example.Pod{}, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
 		p := obj.(*example.Pod)
@@ -67,9 +67,9 @@ func increment(ctx context.Context, s storage.Interface, key string) error {
 	}), nil)
 }
 
-// TestConcurrentIncrements: of 64 writers in two processes, on a projection that commits and purges under them, every
-// increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and what would tell
-// it must be in the log: there the log keeps what is younger than a request, as it always does but here.
+// TestConcurrentIncrements: 64 writers in two processes increment, on a projection that commits and purges meanwhile.
+// Every increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and only the
+// log can show it. There the log keeps events for as long as a request may run, as in production.
 func TestConcurrentIncrements(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -92,7 +92,7 @@ func concurrentIncrements(t *testing.T, b *bed, other Cell, retain bool) {
 	ctx, cancel := context.WithCancel(shortly(t))
 	defer cancel()
 	var writers, committer sync.WaitGroup
-	var requests sync.RWMutex // held for reading by what a purge must wait for
+	var requests sync.RWMutex // held for reading by requests that a purge must wait for
 	committer.Go(func() {
 		for ctx.Err() == nil {
 			if !retain {
@@ -131,7 +131,7 @@ func concurrentIncrements(t *testing.T, b *bed, other Cell, retain bool) {
 	}
 }
 
-// TestCreateAfterDelete: a deleted name can be made again, whether its tombstone is in the log or purged.
+// TestCreateAfterDelete: a deleted name can be created again, whether its tombstone is in the log or purged.
 func TestCreateAfterDelete(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -155,7 +155,7 @@ func TestCreateAfterDelete(t *testing.T) {
 	}
 }
 
-// TestNoChangeAppendsNothing: an update that encodes to what is stored keeps resourceVersion and head.
+// TestNoChangeAppendsNothing: an update whose encoding equals the stored one changes neither resourceVersion nor head.
 func TestNoChangeAppendsNothing(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := New(b.Cell, pods(nil))
@@ -171,7 +171,7 @@ func TestNoChangeAppendsNothing(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// TestRequestView: one view serves a request until the request itself writes, or is refused because of it.
+// TestRequestView: one view serves a request until the request itself writes, or is refused because of the view.
 func TestRequestView(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := New(b.Cell, pods(nil))
@@ -181,14 +181,14 @@ func TestRequestView(t *testing.T) {
 	ctx := WithView(t.Context(), v)
 	require.Same(t, v, ViewFrom(ctx))
 
-	// Somebody else writes: the request goes on reading its own cut.
+	// Another client writes, and the request still reads its own view.
 	changed, err := relabel(t.Context(), s, keyOf(p), "by", "other")
 	require.NoError(t, err)
 	out := &example.Pod{}
 	require.NoError(t, s.Get(ctx, keyOf(p), storage.GetOptions{}, out))
 	require.Equal(t, p.ResourceVersion, out.ResourceVersion)
 
-	// A refusal because of that cut is looked at again before it is the answer.
+	// If the old view causes a refusal, the refusal is checked on a newer view before it is the answer.
 	calls := 0
 	err = s.GuaranteedUpdate(ctx, keyOf(p), out, false, &storage.Preconditions{ResourceVersion: &changed.ResourceVersion},
 		storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
@@ -199,7 +199,7 @@ func TestRequestView(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, calls)
 
-	// It reads its own write, and what it deletes is gone.
+	// The request reads its own write, and does not find what it has deleted.
 	read := &example.Pod{}
 	require.NoError(t, s.Get(ctx, keyOf(p), storage.GetOptions{}, read))
 	require.Equal(t, out, read)
@@ -209,7 +209,7 @@ func TestRequestView(t *testing.T) {
 	require.NoError(t, s.Create(ctx, keyOf(p), pod("ns", "a"), nil, 0))
 }
 
-// TestVoidEvents: an event that lost (invariant 13) is neither read nor watched, and the key goes on.
+// TestVoidEvents: an event that lost (invariant 13) is neither read nor watched, and the key can still be written.
 func TestVoidEvents(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -222,7 +222,8 @@ func TestVoidEvents(t *testing.T) {
 			p := create(t, s, pod("ns", "a"))
 			step(t.Context())
 
-			// A create of a live key, as an append could be that outlived its deadline over a purge.
+			// This is a create of a live key. An append that outlived its deadline could leave one, if the log was
+			// purged meanwhile.
 			log, err := b.Log.Head(t.Context())
 			require.NoError(t, err)
 			expected := eventlog.Revision(0)
@@ -235,7 +236,7 @@ func TestVoidEvents(t *testing.T) {
 				Key: s.key(keyOf(p)), Op: eventlog.Added, Precondition: expected, ContentType: s.ContentType, Body: []byte("never decoded"),
 			})
 			require.NoError(t, err)
-			// A change of what never was.
+			// This is a change of an object that never existed.
 			_, err = b.Log.Append(t.Context(), eventlog.Basis{}, "baseless", eventlog.Write{
 				Key: s.key("/pods/ns/absent"), Op: eventlog.Modified, ContentType: s.ContentType, Body: []byte("never decoded"),
 			})
@@ -254,7 +255,7 @@ func TestVoidEvents(t *testing.T) {
 	}
 }
 
-// TestWriteErrors: what a client is told about an append that failed (rows 55 and 61).
+// TestWriteErrors checks the answer to a client about a failed append (rows 55 and 61).
 func TestWriteErrors(t *testing.T) {
 	for _, c := range []struct {
 		err   error
@@ -277,7 +278,8 @@ func TestWriteErrors(t *testing.T) {
 	}
 }
 
-// TestRefusedKeysAndBodies: what the log cannot hold is refused with the right status, and nothing is written.
+// TestRefusedKeysAndBodies: a key or a body that the log cannot hold is refused with the right status, and nothing is
+// written.
 func TestRefusedKeysAndBodies(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := New(b.Cell, pods(nil))
@@ -297,8 +299,8 @@ func TestRefusedKeysAndBodies(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// TestDeadline: a request whose time is over, or that its process cuts off, writes nothing and does not hang. A client
-// that was cut off is told to come again.
+// TestDeadline: a request whose deadline has passed, or that its process cuts off, writes nothing and does not hang. A
+// client that was cut off is told to try again.
 func TestDeadline(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := New(b.Cell, pods(nil))
@@ -319,14 +321,14 @@ func TestDeadline(t *testing.T) {
 	require.Equal(t, []example.Pod{*p}, list.Items)
 }
 
-// TestRequestID: the first append of a request has its id, each other one its own.
+// TestRequestID: the first append of a request has the request's id, each later one an id of its own.
 func TestRequestID(t *testing.T) {
 	ctx := WithRequestID(t.Context(), "r")
 	require.Equal(t, []string{"r", "r/2", "r/3"}, []string{requestID(ctx), requestID(ctx), requestID(ctx)})
 	require.NotEqual(t, requestID(t.Context()), requestID(t.Context()))
 }
 
-// TestAuthors: the events of a context, those of claims too, name its author, and otherwise nobody.
+// TestAuthors: the events of a context name its author, and so do those of claims. Without an author they name nobody.
 func TestAuthors(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := claimed(b)
@@ -346,7 +348,7 @@ func TestAuthors(t *testing.T) {
 	require.Equal(t, map[eventlog.Op][]eventlog.Author{eventlog.Added: {{}, {}, {}}, eventlog.Deleted: {ann, ann, ann}}, authors)
 }
 
-// claimed is a store of pods that claim what their annotation names, each separated by a comma.
+// claimed is a store of pods. They claim the names in their annotation, which are separated by commas.
 func claimed(b *bed) *store {
 	r := pods(nil)
 	r.Claims = func(_ context.Context, obj runtime.Object) ([]Claim, error) {
@@ -375,7 +377,7 @@ func claiming(name, claims string) *example.Pod {
 	return p
 }
 
-// owners reads who holds the claims.
+// owners returns who holds the claims.
 func owners(t testing.TB, b *bed, names ...string) (held []string) {
 	t.Helper()
 	v, err := b.Projection.Latest(t.Context())
@@ -436,10 +438,10 @@ func TestClaims(t *testing.T) {
 			_, err = remove(t.Context(), s, "/pods/ns/a")
 			next(err)
 			require.Equal(t, []string{"x=b"}, owners(t, b, all...))
-			// A released claim can be taken, over its tombstone.
+			// A released claim can be taken again, over its tombstone.
 			next(reclaim("b", "x,y"))
 			require.Equal(t, []string{"x=b", "y=b"}, owners(t, b, all...))
-			// A claim that somebody else holds by now is not deleted with its former owner.
+			// A claim that another object holds by now is not deleted with its former owner.
 			v, err := b.Projection.Latest(t.Context())
 			require.NoError(t, err)
 			x, err := v.State(t.Context(), claimKey("x"))
@@ -453,7 +455,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimRace: of many owners that want one claim at once, on two processes, exactly one exists in the end.
+// TestClaimRace: if many owners want one claim at once, on two processes, exactly one of them exists in the end.
 func TestClaimRace(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	other := *b

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// moved is a store that knows of one pod, which moved from one node to another.
+// moved is a store with one pod, which has moved from one node to another.
 type moved struct {
 	from, to *example.Pod
 	cached   bool
@@ -31,8 +31,8 @@ func (m *moved) CachedBefore(*Event) runtime.Object {
 
 func (m *moved) FieldValue(_ string, o runtime.Object) string { return o.(*example.Pod).Spec.NodeName }
 
-// TestIndexConcernsWhoMust: an update concerns the subscriptions that select the new value or the old one and those
-// that select none, and all of them if the old value is not at hand.
+// TestIndexConcernsWhoMust: an update concerns the subscriptions that select the new value or the old one, and those
+// that select none. If the old value is not in the cache, it concerns all subscriptions.
 func TestIndexConcernsWhoMust(t *testing.T) {
 	on := func(node string) *example.Pod { return &example.Pod{Spec: example.PodSpec{NodeName: node}} }
 	for name, c := range map[string]struct {

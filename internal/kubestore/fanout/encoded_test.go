@@ -11,7 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 )
 
-// TestReceipt: what failed to be encoded was not sent, and what was changed was not sent as it is.
+// TestReceipt: an object whose encoding failed was not sent, and one that was decorated was not sent as it is.
 func TestReceipt(t *testing.T) {
 	object, ok := Announce(&example.Pod{})
 	require.False(t, ok.SentAsIs())
@@ -32,7 +32,7 @@ func TestReceipt(t *testing.T) {
 	require.False(t, decorated.SentAsIs())
 }
 
-// TestEncoderPanics: a watch whose encoder panics does not leave an empty encoding for the others.
+// TestEncoderPanics: a watch whose encoder panics leaves no empty encoding to the other watches.
 func TestEncoderPanics(t *testing.T) {
 	shared := newEncodedOnce(&example.Pod{})
 	encode := func(runtime.Object, io.Writer) error { panic("no") }

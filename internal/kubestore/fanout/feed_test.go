@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestFeedFarBehind: a feed that was cut off for long never gathers more than a window holds. It delivers nothing then,
-// so that each watch reads what it missed, and its new window is the newest past.
+// TestFeedFarBehind: a feed that was cut off for long never gathers more events than a window holds. In that case it
+// delivers nothing, so that each watch reads by itself what it missed, and its new window is the newest past.
 func TestFeedFarBehind(t *testing.T) {
 	const share = 100 << 10 // bytes of a window
 	for _, c := range []struct {
@@ -78,8 +78,8 @@ func TestFeedFarBehind(t *testing.T) {
 	}
 }
 
-// TestSlowWatchHoldsLittle: a watch that is behind by many bytes leaves the feed, with what it has and no gap; one that
-// keeps up gets as many.
+// TestSlowWatchHoldsLittle: a watch that falls behind by many bytes leaves the feed, keeps its queued events and has no
+// gap. A watch that keeps up gets as many bytes and stays.
 func TestSlowWatchHoldsLittle(t *testing.T) {
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})

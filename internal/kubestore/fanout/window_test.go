@@ -13,11 +13,11 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// testBytes are enough for windowEvents without bodies.
+// testBytes is room for windowEvents events without bodies.
 const testBytes = int64(windowEvents * (eventOverhead + 1))
 
-// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
-// the window has let go: the window says so itself, by where it begins.
+// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it. The
+// window's From says which events it has dropped.
 func TestWindowHoldsWhatItSays(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -34,7 +34,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
 			w := Window{From: 3, To: 3}
-			var added []eventlog.Revision // those that the window says it holds
+			var added []eventlog.Revision // those that the window claims to hold
 			for i := range c.changes {
 				rev, from := eventlog.Revision(4+i*c.apart), w.From
 				w.add(newEvent("", eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}), testBytes)
@@ -61,7 +61,8 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 	}
 }
 
-// TestEventsTakeWhatTheyCount: an event that came from the log takes what the window counts, within a fifth.
+// TestEventsTakeWhatTheyCount: an event that came from the log takes as much memory as the window counts, within a
+// fifth.
 func TestEventsTakeWhatTheyCount(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	require.NoError(t, eventlog.Create(t.Context(), eventlog.Config{Conn: conn}))
@@ -88,14 +89,14 @@ func TestEventsTakeWhatTheyCount(t *testing.T) {
 		}), enough)
 		return w
 	}
-	kept := []Window{read()} // the log's server keeps what it has read
+	kept := []Window{read()} // the log's server caches what it has read
 	before := heap()
 	kept = append(kept, read())
 	require.InEpsilon(t, heap()-before, kept[1].bytes, 0.2)
 	runtime.KeepAlive(kept)
 }
 
-// heap is the memory of all objects that are reachable.
+// heap returns the memory of all objects that are reachable.
 func heap() int64 {
 	var stats runtime.MemStats
 	runtime.GC()
