@@ -1,11 +1,12 @@
-// Package calls is how Logplane's servers call others over HTTP.
+// Package calls is how Logplane's servers call other servers over HTTP.
 //
-// Nouns. A peer is whoever is called. An operator's flags and files name some: the webhooks that judge tokens and
-// requests, the one that gets records, issuers, and the doors of a doorbell. Objects name others, and whoever writes
-// those chooses where the peer is: admission and conversion webhooks, remote API servers, kubelets, and Pods.
+// Nouns. A peer is a server that is called. An operator's flags and files name some peers: the webhooks that judge
+// tokens and requests, the one that receives audit records, issuers, and the doors of a doorbell. Objects name the
+// other peers: admission and conversion webhooks, remote API servers, kubelets, and Pods. Users who write such objects
+// choose the address of the peer.
 //
-// Whole is the policy for answers that are documents, NewDialer the one for addresses that objects name. Answers that
-// are passed on to a client as they come, such as logs, are not bounded.
+// Whole is the policy for answers that are documents. NewDialer is the policy for addresses that objects name. Answers
+// that are passed on to a client as they come, such as logs, are not bounded.
 package calls
 
 import (
@@ -31,18 +32,17 @@ import (
 const (
 	dialTimeout      = 10 * time.Second
 	handshakeTimeout = 10 * time.Second
-	// mostSaid is how many bytes of an answer of an operator's webhook are read.
+	// mostSaid is how many bytes of the answer of an operator's webhook are read.
 	mostSaid = 1 << 20
 )
 
-// Whole sends requests by the sender, and returns when the whole answer is there. It follows no redirect: what a
-// request holds is for the peer alone. An answer of more bytes ends with an error.
+// Whole sends requests through the sender, and returns once the whole answer is there. It follows no redirect, because
+// the content of a request is only for the peer. An answer of more bytes than most is an error.
 func Whole(sender http.RoundTripper, most int64) http.RoundTripper {
 	return Measured(sender, most, func([]byte) error { return nil })
 }
 
-// Measured is Whole for answers that are decoded by who knows no bounds. One that measure refuses ends at once, with
-// its error.
+// Measured is Whole for answers whose decoder knows no bounds. If measure returns an error, so does the request.
 func Measured(sender http.RoundTripper, most int64, measure func(answer []byte) error) http.RoundTripper {
 	return whole{sender, most, measure}
 }
@@ -53,8 +53,8 @@ type whole struct {
 	measure func([]byte) error
 }
 
-// RoundTrip implements http.RoundTripper. Net/http would ask for gzip by itself, and a small answer could become any
-// amount of bytes, or any amount of work without a byte.
+// RoundTrip implements http.RoundTripper. It asks for an uncompressed answer. By default net/http asks for gzip, and
+// then a small answer could become any number of bytes, or any amount of work without a byte.
 func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Accept-Encoding", "identity")
@@ -80,23 +80,23 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// large is how many bytes of an answer keep a processor busy for some milliseconds. The rest of an answer is received
-// and measured in turn, by half of the processors.
+// large is how many bytes of an answer keep a processor busy for some milliseconds. The rest of a larger answer is
+// received and measured in turn, by half of the processors.
 const large = 256 << 10
 
 var (
 	turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
-	// refused has the buffers of large answers that nobody has seen. To make each anew kept the collector busy.
+	// refused has the buffers of refused large answers. Allocating each anew kept the garbage collector busy.
 	refused = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 )
 
-// read returns what has come of an answer, which ends as the answer did, or an error if the answer is refused. What is
-// large takes a turn, which lasts a second at most: a peer may be slow.
+// read returns the received part of an answer, which ends with the answer's own error, if any. It returns an error if
+// the answer is refused. A large answer takes a turn, which lasts a second at most, because a peer may be slow.
 func (w whole) read(ctx context.Context, from io.Reader) (answer io.Reader, err error) {
 	from = io.LimitReader(from, w.most+1)
 	all := new(bytes.Buffer)
 	_, ended := io.CopyN(all, from, large)
-	if ended == nil { // there may be more
+	if ended == nil { // the answer may be longer than this
 		select {
 		case turns <- struct{}{}:
 		case <-ctx.Done():
@@ -132,15 +132,15 @@ func (w whole) tooLarge() error {
 	return fmt.Errorf("the answer is too large: it has more than %d bytes", w.most)
 }
 
-// end is how an answer ends.
+// end is a reader that returns the end of an answer.
 type end struct{ err error }
 
 // Read implements io.Reader.
 func (e end) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
 
-// NewDialer connects to peers that objects name, whatever a name resolves to at that moment. An address that means this
-// machine, or only its own network, is refused: what listens there trusts whoever reaches it. Where everybody who
-// reaches this server is on the machine as well, loopback may be called.
+// NewDialer connects to peers that objects name. It checks the address to which a name resolves at that moment. It
+// refuses an address that means this machine, or only its own network, because services there trust everybody who can
+// reach them. Unless beyondLoopback, loopback is allowed: then all clients of this server are on the machine as well.
 func NewDialer(beyondLoopback bool) *net.Dialer {
 	return &net.Dialer{Timeout: dialTimeout, Control: func(_, address string, _ syscall.RawConn) error {
 		to, err := netip.ParseAddrPort(address)
@@ -154,8 +154,8 @@ func NewDialer(beyondLoopback bool) *net.Dialer {
 	}}
 }
 
-// NewTransport connects to an operator's peer. Each call has a connection of its own: nothing is left of it, and a
-// function that was frozen meanwhile finds no dead one. The proxy may be nil for that of the environment.
+// NewTransport connects to an operator's peer. Each call has its own connection, which is closed afterwards, so that a
+// function that was frozen meanwhile does not meet a dead one. A nil proxy means the environment's.
 func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *http.Transport {
 	if c == nil {
 		c = &tls.Config{}
@@ -166,7 +166,7 @@ func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *h
 	return &http.Transport{TLSClientConfig: c, Proxy: proxy, TLSHandshakeTimeout: handshakeTimeout, DisableKeepAlives: true}
 }
 
-// Webhook says how to call the webhook that an operator's kubeconfig leads to.
+// Webhook returns how to call the webhook in an operator's kubeconfig.
 func Webhook(kubeconfig string) (*rest.Config, error) {
 	c, err := webhookutil.LoadKubeconfig(kubeconfig, nil)
 	if err != nil {

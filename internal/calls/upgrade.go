@@ -7,32 +7,33 @@ import (
 	"sync/atomic"
 )
 
-// MostHeaders is how many bytes of headers an answer that is passed on may have, as many as a request's. Net/http would
+// MostHeaders is how many bytes of headers a proxied answer may have, as many as a request's. By default net/http would
 // hold 10 MiB of each.
 const MostHeaders = 64 << 10
 
-// mostBeforeUpgrade is how many bytes may come before a connection has switched protocols: headers, and what TLS needs.
+// mostBeforeUpgrade is how many bytes may come before a connection has switched protocols: headers, and those of TLS.
 const mostBeforeUpgrade = 2 * MostHeaders
 
 type upgradeKey struct{}
 
-// Upgrade is a request that asks to switch protocols. Upstream's handler dials for it by itself: it would read headers
-// without end, and go on waiting for them when nobody wants the answer any more.
+// Upgrade is a request that asks to switch protocols. Upstream's handler dials by itself for such a request. It would
+// read headers without end, and go on waiting for them when nobody wants the answer any more.
 type Upgrade struct{ done atomic.Bool }
 
-// WithUpgrade makes connections of the context's request end with it, and be bounded until it is Done.
+// WithUpgrade makes connections of the context's request end with the request. Until Done, it also bounds what they
+// receive.
 func WithUpgrade(ctx context.Context) (context.Context, *Upgrade) {
 	u := &Upgrade{}
 	return context.WithValue(ctx, upgradeKey{}, u), u
 }
 
-// Done says that the protocols are switched: whatever comes is passed on.
+// Done says that the protocols are switched, and lifts the bound.
 func (u *Upgrade) Done() { u.done.Store(true) }
 
-// Dial connects, also for an Upgrade.
+// Dial connects to an address, for an Upgrade too.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Upgrading connects by another Dial.
+// Upgrading connects by the given Dial, and bounds the connections of an Upgrade.
 func Upgrading(dial Dial) Dial {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
@@ -45,7 +46,7 @@ func Upgrading(dial Dial) Dial {
 	}
 }
 
-// upgrading is a connection that one goroutine reads until its upgrade is done.
+// upgrading is a connection that only one goroutine reads until its upgrade is done.
 type upgrading struct {
 	net.Conn
 	upgrade *Upgrade

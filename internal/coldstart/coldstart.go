@@ -1,6 +1,6 @@
-// Package coldstart makes a process's first answer come sooner by collecting less
-// garbage until then. Start-up allocates much that stays, so most collections are
-// in vain then. They took a third of the time from exec to the first answer.
+// Package coldstart makes a process's first answer come sooner: until then less garbage is collected. Most objects that
+// are allocated at the start stay alive, so most collections then are in vain. They took a third of the time from exec
+// to the first answer.
 package coldstart
 
 import (
@@ -10,19 +10,19 @@ import (
 	"sync"
 )
 
-// percent makes the first collection come when the heap has 64 MiB, which is three times what a start allocates. Later
-// there may be half again as much garbage as what lives: to collect more often, as the runtime's 100 does, takes a
-// tenth of a write's processor. A memory limit makes collections come earlier.
+// percent delays the first collection until the heap has 64 MiB, three times what a start allocates. Later, garbage may
+// be half again as much as live memory: collecting more often, as with the runtime's 100, takes a tenth of a write's
+// processor time. A memory limit makes collections come earlier.
 const (
 	percent = 1600
 	later   = 150
 )
 
-// init runs before nearly all others. Packages are initialized in the order of their import paths, as far as their
-// imports allow, and this one imports little. A user's own GOGC is left alone. The first collection ends it, too: a
-// first request that is large must not make the heap seventeen times what it holds.
+// init runs before nearly all others: packages are initialized in the order of their import paths, as far as their
+// imports allow, and this package imports little. A user's own GOGC is left alone. The first collection also ends the
+// start, because a large first request must not make the heap seventeen times its live size.
 func init() {
-	runtime.MemProfileRate = 0 // nobody can ask for a profile, and its samples of stacks touch two MiB of tables
+	runtime.MemProfileRate = 0 // nobody can ask for a profile, and its stack samples touch two MiB of tables
 	if os.Getenv("GOGC") != "" {
 		return
 	}
@@ -30,7 +30,7 @@ func init() {
 	runtime.AddCleanup(new([16]byte), func(struct{}) { Over() }, struct{}{})
 }
 
-// Over sets the target that the process keeps.
+// Over ends the start: it sets the target for the rest of the process's life.
 var Over = sync.OnceFunc(func() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(later)

@@ -33,7 +33,7 @@ func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{requestsUnderway, answered, failures}
 }
 
-// fail answers for servers that did not.
+// fail answers in place of servers that did not answer.
 func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() == context.Canceled { // the client has gone, or this process stops: nothing may look like an answer
 		panic(http.ErrAbortHandler)
@@ -41,8 +41,8 @@ func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 	apiserver.Fail(w, r, to.statusOf(r, err))
 }
 
-// statusOf says what is known of the request. What may have been done has no Retry-After: clients would do it again
-// (row 61).
+// statusOf returns the answer for a request that failed. If a server may have done it, there is no Retry-After: clients
+// would do it again (row 61).
 func (to *role) statusOf(r *http.Request, err error) error {
 	var client clientError
 	switch {
@@ -93,7 +93,7 @@ func (s *server) ready(ctx context.Context) error {
 		return err
 	}
 	defer answer.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // so that the connection stays
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // so that the connection can be reused
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("/readyz of %s is %s", s.address, answer.Status)
 	}

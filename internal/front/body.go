@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// lasting is the body of a request that lasts. It has a deadline only until all of it has come.
+// lasting is the body of a request that lasts. Its read deadline is removed once all of it has come.
 type lasting struct {
 	io.ReadCloser
 	w http.ResponseWriter
@@ -22,13 +22,13 @@ func (l *lasting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// clientError is an error of the client, who has not sent the whole body. It says nothing about the server.
+// clientError is an error of a client that has not sent the whole body. It says nothing about the server.
 type clientError struct{ error }
 
 func (e clientError) Unwrap() error { return e.error }
 
-// sent is a body that a server is sent. It remembers whether the client broke off, and to close it does nothing: it may
-// be for another server, yet.
+// sent is a body that is sent to a server. It remembers whether the client broke off. Closing it does nothing, because
+// another server may still need it.
 type sent struct {
 	io.Reader
 	broken atomic.Bool

@@ -1,19 +1,19 @@
 // Package front serves the processes of a cell under one address: watches by a watcher, everything else by an api.
 // Clients then need no redirect, with which some lose their credentials.
 //
-// The servers of one role are any number of addresses: of several URLs, and of all that a URL's name resolves to. A
-// request goes through the front like this:
+// The servers of one role may have any number of addresses: those of several URLs, and all addresses that a URL's name
+// resolves to. A request passes the front in these steps:
 //
-//  1. The rule by which an api redirects says whether it is a watch, and whether it lasts for as long as its client
-//     likes. Everything else has a deadline, which is longer than that of the servers.
-//  2. It goes to the next server of its role that has not failed lately, with its credentials, its host and its query
-//     as they are, and with the client's address in X-Forwarded-For.
-//  3. A server that cannot be connected to has received nothing, so that the request goes to another one. After that
-//     only what reads goes to another one: the server may have done what the rest asked for.
-//  4. The answer passes as it comes, and is flushed at once. If the server breaks off, so does the answer.
+//  1. The front uses the rule by which an api redirects. It says whether the request is a watch, and whether it lasts
+//     for as long as its client likes. Every other request has a deadline, which is longer than that of the servers.
+//  2. The request goes to the next server of its role that has not failed lately. Its credentials, its host and its
+//     query stay as they are, and X-Forwarded-For has the client's address.
+//  3. If the front cannot connect, the server has received nothing, so the request goes to another one. After other
+//     failures only requests that read go to another one: the server may have done what the request asked for.
+//  4. The answer is passed on as it comes, and is flushed at once. If the server breaks off, so does the answer.
 //
-// The front judges nothing: no credentials, no rights, no sizes. It keeps nothing between two requests but connections,
-// and which servers have failed.
+// The front judges nothing: no credentials, no rights, no sizes. Between two requests it keeps only connections, and
+// which servers have failed.
 package front
 
 import (
@@ -39,31 +39,31 @@ import (
 // Deadline is that of requests that do not last. The servers' own is a minute, and some seconds for the answer.
 const Deadline = 70 * time.Second
 
-// bodyTime is how long a body may take to arrive: the servers' own limit is shorter. It ends before Deadline does, so
-// that a slow client is not taken for a server that does not answer.
+// bodyTime is how long a body may take to arrive; the servers' own limit is shorter. It ends before Deadline, so that a
+// slow client is not mistaken for a server that does not answer.
 const bodyTime = Deadline - 5*time.Second
 
-// defaultPatience is the watcher's, too.
+// defaultPatience is also the watcher's default.
 const defaultPatience = 30 * time.Second
 
-// Config of a front. A URL is a scheme, a host and maybe a port.
+// Config is that of a front. A URL has a scheme, a host and perhaps a port.
 type Config struct {
-	// APIs and Watchers are where the servers of the two roles are, at least one each.
+	// APIs and Watchers are the URLs of the servers of the two roles, at least one each.
 	APIs, Watchers []*url.URL
-	// TLS says which authorities sign the servers' certificates; nil for those of the system.
+	// TLS has the authorities of the servers' certificates. If it is nil, the system's are used.
 	TLS *tls.Config
-	// Patience is how long a client may take to receive what is sent of an answer that lasts, 30 s by default.
+	// Patience is how long a client of a lasting answer may take to receive each write, 30 s by default.
 	Patience time.Duration
 }
 
-// Front is the http.Handler. It is safe for concurrent use.
+// Front is the http.Handler of the front. It is safe for concurrent use.
 type Front struct {
 	apis, watchers *role
 	patience       time.Duration
 	health         http.Handler
 }
 
-// New returns a front. It connects to nothing before the first request.
+// New returns a front. It does not connect before the first request.
 func New(c Config) *Front {
 	f := &Front{
 		apis:     newRole("api", c.APIs, c.TLS, 32<<10),
@@ -97,7 +97,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	underway := requestsUnderway.WithLabelValues(to.name)
 	underway.Inc()
 	defer underway.Dec()
-	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody wants
+	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody reads
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	}
 	if lasts {
@@ -112,22 +112,22 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to.proxy.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// check refuses what the server would judge otherwise than the front does.
+// check refuses requests that a server would interpret differently from the front.
 func check(r *http.Request) error {
 	switch name := takenAway(r.Header); {
 	case name != "":
 		return apierrors.NewBadRequest(fmt.Sprintf("the header 'Connection' names '%s', which would not reach the server", name))
 	case r.URL.Opaque != "":
 		return apierrors.NewBadRequest("the request's target must be a path, or an 'http://' or 'https://' URL")
-	case !httpguts.ValidHeaderFieldName(r.Method): // a method is a token, too
+	case !httpguts.ValidHeaderFieldName(r.Method): // a method is a token too
 		return apierrors.NewBadRequest("the request's method is not one of HTTP")
 	}
 	return nil
 }
 
-// takenAway is what the client's Connection header names and a server may judge by. A proxy takes away what is named
-// there. So whoever can set that header could take away what somebody before the front has added, such as whom the
-// request acts as.
+// takenAway returns a header that the client's Connection header names and that a server may use. A proxy removes
+// headers named there. So a client could remove a header that something before the front has added, such as the
+// impersonated user.
 func takenAway(h http.Header) string {
 	for _, names := range h["Connection"] {
 		for name := range strings.SplitSeq(names, ",") {
@@ -141,7 +141,7 @@ func takenAway(h http.Header) string {
 	return ""
 }
 
-// Ready says whether a server of each role is.
+// Ready says whether each role has a ready server.
 func (f *Front) Ready(ctx context.Context) error {
 	return errors.Join(f.apis.ready(ctx), f.watchers.ready(ctx))
 }

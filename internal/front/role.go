@@ -18,17 +18,17 @@ import (
 
 const (
 	dialTimeout = 3 * time.Second
-	// idleTimeout is shorter than the servers' own, so that no request meets a connection that its server is closing.
+	// idleTimeout is shorter than the servers' own, so that no request meets a connection that the server is closing.
 	idleTimeout = 90 * time.Second
-	// idleConnections is how many of one server stay open for the next requests.
+	// idleConnections is how many connections to one server stay open for later requests.
 	idleConnections = 256
-	// tries is how many servers a request may go to.
+	// tries is how many servers a request may be sent to.
 	tries = 3
-	// failedFor is how long a server that has failed is asked only if all others have failed, too.
+	// failedFor is how long after a failure a server is used only if all others have failed too.
 	failedFor = 5 * time.Second
 )
 
-// role is the servers that do the same, and the proxy to them.
+// role holds the servers that do the same work, and the proxy to them.
 type role struct {
 	name  string
 	hosts []*host
@@ -36,7 +36,7 @@ type role struct {
 	proxy *httputil.ReverseProxy
 }
 
-// newRole makes a role. Each answer is passed on through a buffer of that many bytes, which it keeps until its end.
+// newRole makes a role. Each answer is passed on through a buffer of the given bytes, which it holds until its end.
 func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role {
 	to := &role{name: name}
 	for _, u := range urls {
@@ -44,19 +44,19 @@ func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role
 	}
 	to.proxy = &httputil.ReverseProxy{
 		Transport: to, Rewrite: rewrite, FlushInterval: -1, BufferPool: newBuffers(buffer), ErrorHandler: to.fail,
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // mostly clients that have gone
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // mostly clients that have gone away
 	}
 	return to
 }
 
-// rewrite leaves a request as it is, but for where it comes from. What the client says about that counts for nothing.
+// rewrite leaves a request as it is, but sets the headers that say where it comes from. The client's own are ignored.
 func rewrite(r *httputil.ProxyRequest) {
 	r.Out.Header.Del("X-Real-Ip")
 	r.Out.Header.Del("Idempotency-Key") // with these net/http would send a write again by itself
 	r.Out.Header.Del("X-Idempotency-Key")
 	r.SetXForwarded()
 	r.Out.Host = r.In.Host
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what does not parse: the server is to see what the front has judged by
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // unparsed, so that the server sees what the front has seen
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -83,7 +83,7 @@ func (to *role) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// turn returns the servers that a request goes to, the best first.
+// turn returns the servers to try for a request, the best first.
 func (to *role) turn(ctx context.Context) []*server {
 	var all, failed []*server
 	for _, h := range to.hosts {
@@ -109,29 +109,29 @@ func rotate(all []*server, n int) []*server {
 	return append(all[n:len(all):len(all)], all[:n]...)
 }
 
-// unsent is an error of a request of which no server has received anything.
+// unsent is the error of a request that reached no server.
 type unsent struct{ error }
 
 var errNoAddress error = unsent{errors.New("no address is known")}
 
 func wasUnsent(err error) bool { return errors.As(err, &unsent{}) }
 
-// onlyReads is true for a request that may be sent twice.
+// onlyReads is true for a request that may safely be sent twice.
 func onlyReads(r *http.Request) bool {
 	return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Body == nil && r.Header.Get("Upgrade") == ""
 }
 
-// host is what a URL names: any number of servers.
+// host is the host of a URL, which may stand for any number of servers.
 type host struct {
 	url       *url.URL
 	transport *http.Transport
-	// fresh makes a connection for each request. On one that was used before, net/http would send a GET again by
-	// itself, and a GET may be an exec.
+	// fresh makes a new connection for each request. On a reused connection, net/http would send a GET again by itself,
+	// and a GET may be an exec.
 	fresh *http.Transport
 	known atomic.Pointer[[]*server]
 
-	mu     sync.Mutex // held while somebody looks the name up
-	looked time.Time  // by mu: when that was
+	mu     sync.Mutex // held while a goroutine looks up the name
+	looked time.Time  // by mu: the time of the last lookup
 }
 
 // lookupEvery is how long the addresses of a name are used.
@@ -142,7 +142,7 @@ func newHost(u *url.URL, config *tls.Config) *host {
 		config = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	config = config.Clone()
-	config.ServerName = u.Hostname() // the address is in the request's URL
+	config.ServerName = u.Hostname() // needed because the request's URL has the address
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	h := &host{url: u, transport: &http.Transport{
 		DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: 2 * dialTimeout,
@@ -156,8 +156,8 @@ func newHost(u *url.URL, config *tls.Config) *host {
 	return h
 }
 
-// servers returns those that the name resolves to. Who finds that it was not looked up for a while looks it up. Others
-// do not wait for that, unless nothing is known yet.
+// servers returns the servers that the name resolves to. The first caller that finds the addresses too old looks the
+// name up again. Other callers do not wait for it, unless nothing is known yet.
 func (h *host) servers(ctx context.Context) []*server {
 	if net.ParseIP(h.url.Hostname()) != nil {
 		return *h.known.Load()
@@ -177,9 +177,9 @@ func (h *host) servers(ctx context.Context) []*server {
 	return nil
 }
 
-// look requires mu. What was known stays if the name does not resolve.
+// look requires mu. If the name does not resolve, the known servers stay.
 func (h *host) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout) // others use the result, too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout) // other requests use the result too
 	defer cancel()
 	found, err := net.DefaultResolver.LookupHost(ctx, h.url.Hostname())
 	if err != nil {
@@ -190,7 +190,7 @@ func (h *host) look(ctx context.Context) {
 	h.looked = time.Now()
 }
 
-// know replaces the servers, and remembers which of them have failed.
+// know replaces the servers, and keeps which of them have failed.
 func (h *host) know(addresses []string) {
 	before := map[string]*server{}
 	if known := h.known.Load(); known != nil {
@@ -214,11 +214,11 @@ func (h *host) know(addresses []string) {
 	h.known.Store(&now)
 }
 
-// server is one address.
+// server is one address of a host.
 type server struct {
 	host    *host
 	address string
-	failed  atomic.Pointer[time.Time] // when it last did; nil if it has answered since
+	failed  atomic.Pointer[time.Time] // when it last failed; nil if it has answered since
 }
 
 func (s *server) hasFailed() bool {
@@ -226,7 +226,7 @@ func (s *server) hasFailed() bool {
 	return at != nil && time.Since(*at) < failedFor
 }
 
-// fail logs the first failure of several.
+// fail records a failure, and logs the first of several.
 func (s *server) fail(role string, err error) {
 	failures.WithLabelValues(role).Inc()
 	now := time.Now()
@@ -235,14 +235,14 @@ func (s *server) fail(role string, err error) {
 	}
 }
 
-// recover believes an answer once the failure is some time ago: a server that dies may still answer here and there.
+// recover trusts an answer only some time after the failure, because a failing server may still answer now and then.
 func (s *server) recover(role string) {
 	if at := s.failed.Load(); at != nil && !s.hasFailed() && s.failed.CompareAndSwap(at, nil) {
 		slog.Info("a server answers again", "role", role, "server", s.address)
 	}
 }
 
-// roundTrip sends the request here.
+// roundTrip sends the request to this server.
 func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
 	out, at, body := *r, *r.URL, &sent{Reader: r.Body}
 	at.Scheme, at.Host = s.host.url.Scheme, s.address
@@ -266,7 +266,7 @@ func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// buffers are those of the answers that are passed on.
+// buffers are those for proxied answers.
 type buffers struct{ sync.Pool }
 
 func newBuffers(size int) *buffers {

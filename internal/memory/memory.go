@@ -1,4 +1,4 @@
-// Package memory keeps a process within what its container may use, and gives back the memory that a busy time took.
+// Package memory keeps a process within its container's memory, and gives back memory that a busy time took.
 package memory
 
 import (
@@ -14,29 +14,29 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// What a process takes besides the runtime's heap: pages of the binary, which are several tens of MiB, and memory that
-// the runtime does not count. A small process still has half of its memory for the heap.
+// A process also needs memory besides the runtime's heap: pages of the binary, which are several tens of MiB, and
+// memory that the runtime does not count. Even in a small process, half of the memory is for the heap.
 const (
 	binary = 80 << 20
 	usable = 0.9
 )
 
-// heap is how much the runtime may take of so much memory.
+// heap returns how much of a process's memory the runtime may take.
 func heap(told uint64) uint64 {
 	return min(uint64(float64(told)*usable), max(told/2, told-min(told, binary)))
 }
 
-// Limited is a limit that is in force. From is where it comes from: '--memory-mib', 'function', 'container', or
-// 'GOMEMLIMIT', which limits the heap alone. It is empty if there is none.
+// Limited is a limit that is in force. From names its source: '--memory-mib', 'function', 'container', or 'GOMEMLIMIT',
+// which limits the heap alone. From is empty if there is no limit.
 type Limited struct {
 	From  string
 	Bytes uint64
 }
 
-// Limit makes the runtime collect garbage before the process takes more than so many MiB, or if they are 0, more than
-// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT alone.
+// Limit makes the runtime collect garbage before the process takes more than the given MiB. 0 means the limit of its
+// container (cgroup v1 or v2) or of its function on AWS Lambda. It leaves a user's own GOMEMLIMIT alone.
 func Limit(mebibytes int64) (Limited, error) {
-	found := Limited{From: "GOMEMLIMIT"} // if nobody else is asked
+	found := Limited{From: "GOMEMLIMIT"} // unless the provider is called
 	_, err := memlimit.Set(memlimit.WithRatio(1), memlimit.WithProvider(func() (uint64, error) {
 		var err error
 		found, err = told(mebibytes)
@@ -54,7 +54,7 @@ func Limit(mebibytes int64) (Limited, error) {
 	return found, err
 }
 
-// told is the limit that somebody but the user's GOMEMLIMIT has set.
+// told returns the limit from any source but the user's GOMEMLIMIT.
 func told(mebibytes int64) (Limited, error) {
 	if mebibytes > 0 {
 		return Limited{"--memory-mib", uint64(mebibytes) << 20}, nil
@@ -66,16 +66,16 @@ func told(mebibytes int64) (Limited, error) {
 	return Limited{"container", bytes}, err
 }
 
-// A process has own bytes of heap when it has started. Of the rest the caches have one of shares: as much again may be
-// garbage, and as much is for requests. Even the smallest process has least.
+// A process has own bytes of heap when it has started. The caches get one of shares parts of the rest: as much again
+// may be garbage, and as much is for requests. Even in the smallest process they get least bytes.
 const (
 	own    = 48 << 20
 	shares = 4
 	least  = 4 << 20
 )
 
-// Caches is how many bytes the caches of the process may have, by the runtime's limit. Without a limit they have what
-// they would have in a process of so many MiB.
+// Caches returns how many bytes the caches of the process may have under the runtime's limit. Without a limit they get
+// as much as in a process with the given MiB.
 func Caches(unlimited int64) int64 {
 	limit := debug.SetMemoryLimit(-1)
 	if limit > none {
@@ -84,10 +84,10 @@ func Caches(unlimited int64) int64 {
 	return max((limit-own)/shares, least)
 }
 
-// none is more than any process has: such a limit of a container or of the runtime is none.
+// none is more memory than any process has: a larger limit of a container or of the runtime means that there is none.
 const none = 1 << 46
 
-// lambda is the memory of a function. No cgroup reports it.
+// lambda returns the memory of a function on AWS Lambda. No cgroup reports it.
 func lambda() (uint64, error) {
 	mebibytes, err := strconv.ParseUint(os.Getenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE"), 10, 32)
 	if err != nil {
@@ -96,27 +96,26 @@ func lambda() (uint64, error) {
 	return mebibytes << 20, nil
 }
 
-// A process looks at what it holds tick after its last collection of garbage, and then each tick until a whole pause
-// has brought nothing. Memory goes back if it is worth it: if the process holds over an eighth more than when it last
-// gave back, and worth bytes on top of that.
+// A process checks its memory one tick after its last garbage collection. It then checks each tick, until a whole pause
+// has freed nothing. It gives memory back if that is worthwhile: if it holds over an eighth more than after it last
+// gave back, and worth bytes on top.
 const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks
 	worth = 4 << 20
-	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate
-	// one part in light of what it holds in a tick.
+	// idle is how much an idle process may allocate in a pause. A process with little to do may allocate in a tick one
+	// part in light of what it holds.
 	idle  = 4 << 20
 	light = 256
 )
 
-// GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it gives
-// back garbage, and what rest drops. Rest returns how many bytes it has dropped, or is nil. It is called again after
-// each pause with little work. When there was nothing to do for a whole pause, it also gives back what shrink drops.
-// Without it the runtime would collect only after two minutes, give back slowly, and never drop a cache.
+// GiveBack gives memory back to the system. A second after the work has become little, compared with the memory held,
+// it frees garbage and whatever rest drops. Rest returns how many bytes it has dropped; it may be nil. It is called
+// again after each pause with little work. After a whole pause without work, GiveBack also frees what shrink drops.
+// Without GiveBack the runtime would collect only after two minutes, give back slowly, and never drop a cache.
 //
-// Only garbage collections set the timer. It goes off when they have become rare,
-// and a process that does nothing has no timer. If the process is frozen meanwhile,
-// as a function is between two requests, it only keeps the memory for longer.
+// Only garbage collections set the timer. It fires once they have become rare, and an idle process has no timer. A
+// process that is frozen meanwhile, as a function is between two requests, merely keeps the memory for longer.
 func GiveBack(rest func() int64, shrink func()) (stop func()) {
 	if rest == nil {
 		rest = func() int64 { return 0 }
@@ -137,16 +136,17 @@ type keeper struct {
 	timer   *time.Timer
 	stopped bool
 	looks   int
-	// allocated is how much the process had allocated at the last look, before at the end of the last pause.
+	// allocated is how much the process had allocated at the last look, and before is the same at the end of the last
+	// pause.
 	allocated, before uint64
-	// given is what the process held after it last gave back. shrunk
-	// is what it held after it last gave back and shrink was called.
+	// given is what the process held after it last gave back. shrunk is the same for the last time that shrink was
+	// called.
 	given, shrunk uint64
 }
 
-// afterCollection makes the next collection set the timer. That collection finds that the sentinel is garbage.
+// afterCollection makes the next collection set the timer: that collection finds the sentinel to be garbage.
 func (k *keeper) afterCollection() {
-	type sentinel [64]byte // too large to share its place in memory with others
+	type sentinel [64]byte // too large to share an allocation with other objects
 	runtime.AddCleanup(&sentinel{}, func(k *keeper) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -199,14 +199,14 @@ func (k *keeper) look() {
 func more(held, before uint64) bool { return held > before+before/8+worth }
 
 func (k *keeper) free() {
-	for range 3 { // the log's server gives a buffer that is garbage to a pool, which keeps it for two collections more
+	for range 3 { // a pool of the log's server keeps a garbage buffer for two more collections
 		runtime.GC()
 	}
 	debug.FreeOSMemory()
 	k.allocated, k.given = usage()
 }
 
-// usage returns how much was allocated so far, and how much memory the runtime holds.
+// usage returns how much was allocated so far, and how much memory the runtime holds now.
 func usage() (allocated, held uint64) {
 	samples := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(samples)

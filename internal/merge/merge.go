@@ -1,6 +1,6 @@
-// Package merge takes a change of an object back that others have changed since, field by field. What a field is, the
-// schema of the object's kind says, as it does for server-side apply: the items of a list are fields if the schema says
-// what names them, and a map or list that is atomic is one value.
+// Package merge takes back a change of an object, field by field, even if others have changed the object since. As in
+// server-side apply, the schema of the object's kind says what a field is: the items of a list are fields if the schema
+// says by which keys they are named, and an atomic map or list is one value.
 package merge
 
 import (
@@ -16,16 +16,16 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// None stands for a value that is not there.
+// None stands for an absent value.
 type None struct{}
 
-// element is one part of the way to a value: a field, or the item of a list.
+// element is one step on the way to a value: a field, or the item of a list.
 type element struct {
 	name string
 	list *schema.List // nil if it is a field
 }
 
-// Path is the way from an object to a value in it. Items are found by what names them, because their places change.
+// Path is the way from an object to a value in it. Items are found by name, because their positions change.
 type Path []element
 
 // String is the path for people: spec.containers[name=web].image.
@@ -52,7 +52,7 @@ func (p Path) String() string {
 
 func (p Path) with(s element) Path { return append(slices.Clone(p), s) }
 
-// Of returns what is at the path.
+// Of returns the value at the path.
 func (p Path) Of(value any) any {
 	for _, s := range p {
 		switch v := value.(type) {
@@ -70,19 +70,19 @@ func (p Path) Of(value any) any {
 	return value
 }
 
-// Reversal takes a change back. It has the value before the change, the one after it, and the one that is there now,
-// and makes of the latter what it would be without the change. What somebody else has changed since stays as it is.
+// Reversal takes a change back. From the value before the change, the value after it, and the value now, it computes
+// what the value now would be without the change. Later changes by others stay.
 type Reversal struct {
 	// Type is any value of the object's kind.
 	Type *typed.TypedValue
 	// Undone says that the value at a path is not what the change left, but what it was before an older change that is
-	// taken back too. So an undo that was carried out finds nothing to do.
+	// taken back too. So after an undo was carried out, the same undo finds nothing to do.
 	Undone func(p Path, now any) bool
-	// Reverted and Conflicts are the fields that were taken back, and those that cannot be.
+	// Reverted has the fields that were taken back, and Conflicts those that cannot be.
 	Reverted, Conflicts []Path
 }
 
-// Object returns what the object shall be.
+// Object returns the object without the change.
 func (r *Reversal) Object(before, after, now any) any {
 	return r.value(nil, r.Type.TypeRef(), before, after, now)
 }
@@ -99,7 +99,7 @@ func (r *Reversal) value(p Path, of schema.TypeRef, before, after, now any) any 
 		if value := parts(); !left {
 			return value
 		}
-		return before // the same, and in the same order
+		return before // before equals the value, and has the old order
 	}
 	if left {
 		r.Reverted = append(r.Reverted, p)
@@ -109,8 +109,8 @@ func (r *Reversal) value(p Path, of schema.TypeRef, before, after, now any) any 
 	return now
 }
 
-// parts returns how the value is taken back part by part, nil if it is one thing. An item that the change has made or
-// removed is one.
+// parts returns a function that takes the value back part by part, or nil if the value cannot be divided. An item that
+// the change has created or removed cannot be divided.
 func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func() any {
 	if len(p) > 0 && p[len(p)-1].list != nil && (before == any(None{}) || after == any(None{})) {
 		return nil
@@ -118,7 +118,7 @@ func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func
 	if p.isLastApplied() {
 		return r.document(p, before, after, now)
 	}
-	known, _ := r.Type.Schema().Resolve(of) // what is of no type is one value
+	known, _ := r.Type.Schema().Resolve(of) // a value of no type cannot be divided
 	if fields, ok := allAre[map[string]any](before, after, now); ok && known.Map != nil && known.Map.ElementRelationship != schema.Atomic {
 		return func() any { return r.fields(p, known.Map, fields[0], fields[1], fields[2]) }
 	}
@@ -139,22 +139,22 @@ func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func
 	return nil
 }
 
-// isLastApplied is true of the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply
-// changes it, so that as one text it would stand against every undo.
+// isLastApplied is true for the annotation in which 'kubectl apply' keeps the whole applied object. Each apply changes
+// it, so as one text it would conflict with every undo.
 func (p Path) isLastApplied() bool {
 	return len(p) == 3 && p[0].name == "metadata" && p[1].name == "annotations" && p[2].name == corev1.LastAppliedConfigAnnotation
 }
 
-// isOwners is true of the references to owners. To the schema their uids are what names them, but an owner that is made
-// again has another one, and its references are to the same owner.
+// isOwners is true for the owner references. The schema names them by their uids, but an owner that is created again
+// has another uid, and a reference to it still means the same owner.
 func (p Path) isOwners() bool {
 	return len(p) == 2 && p[0].name == "metadata" && p[1].name == "ownerReferences"
 }
 
-// owner is the type of a reference to one: a map of fields.
+// owner is the type of an owner reference: a map of fields.
 var owner = schema.TypeRef{Inlined: schema.Atom{Map: &schema.Map{ElementRelationship: schema.Separable}}}
 
-// document takes back what has changed in texts that are objects of this kind in JSON. It returns nil if one is not.
+// document takes back a change in texts that are objects of this kind in JSON. It returns nil if one of them is not.
 func (r *Reversal) document(p Path, before, after, now any) func() any {
 	var fields [3]map[string]any
 	for i, value := range []any{before, after, now} {
@@ -178,7 +178,7 @@ func (r *Reversal) document(p Path, before, after, now any) func() any {
 	}
 }
 
-// documentIn is the object that a text is in JSON. Its numbers keep their digits.
+// documentIn returns the object in a JSON text. Its numbers keep their digits.
 func documentIn(text string) (map[string]any, bool) {
 	var fields map[string]any
 	decoder := json.NewDecoder(strings.NewReader(text))
@@ -186,7 +186,7 @@ func documentIn(text string) (map[string]any, bool) {
 	return fields, strings.HasPrefix(text, "{") && decoder.Decode(&fields) == nil && !decoder.More()
 }
 
-// fields takes back what has changed in the fields of a map.
+// fields takes back a change in the fields of a map.
 func (r *Reversal) fields(p Path, of *schema.Map, before, after, now map[string]any) any {
 	out := maps.Clone(now)
 	if out == nil {
@@ -212,7 +212,7 @@ func (r *Reversal) fields(p Path, of *schema.Map, before, after, now map[string]
 	return out
 }
 
-// items takes back what has changed in the items of a list that have names.
+// items takes back a change in the items of a list, which have names.
 func (r *Reversal) items(p Path, of *schema.List, before, after, now []any) any {
 	out := slices.Clone(now)
 	place := func(name string) int {
@@ -235,7 +235,7 @@ func (r *Reversal) items(p Path, of *schema.List, before, after, now []any) any 
 			}
 		case i >= 0:
 			out[i] = value
-		default: // after the item that it came after
+		default: // after the item that preceded it before
 			at := 0
 			for _, item := range before {
 				if nameOf(of, item) == name {
@@ -251,7 +251,8 @@ func (r *Reversal) items(p Path, of *schema.List, before, after, now []any) any 
 	return out
 }
 
-// allAre returns three maps, or three lists. One that was not there before or after the change is an empty one.
+// allAre returns the three values as maps, or as lists. A value that is absent before or after the change becomes an
+// empty one.
 func allAre[T any](before, after, now any) ([]T, bool) {
 	all := make([]T, 3)
 	missing := 0
@@ -268,7 +269,7 @@ func allAre[T any](before, after, now any) ([]T, bool) {
 	return all, missing == 0 || missing == 1 && now != any(None{})
 }
 
-// namesOf are the names of the items of a list, false if two have the same.
+// namesOf returns the names of a list's items, false if two items have the same name.
 func namesOf(list *schema.List, items []any) ([]string, bool) {
 	names := make([]string, len(items))
 	for i, item := range items {
@@ -280,7 +281,7 @@ func namesOf(list *schema.List, items []any) ([]string, bool) {
 	return names, true
 }
 
-// nameOf is what tells an item of a list from the others: the fields that are its key, or the item itself in a set.
+// nameOf returns the name of an item of a list: the fields that are its key, or in a set the item itself.
 func nameOf(list *schema.List, item any) string {
 	if len(list.Keys) == 0 {
 		return text(item)
@@ -293,7 +294,7 @@ func nameOf(list *schema.List, item any) string {
 	return strings.Join(parts, ",")
 }
 
-// text is a value as JSON has it, and a plain text as it is.
+// text returns a value as JSON, but a plain text as it is.
 func text(value any) string {
 	if plain, ok := value.(string); ok && !strings.ContainsAny(plain, `",=[]`) {
 		return plain
@@ -305,7 +306,7 @@ func text(value any) string {
 	return string(encoded)
 }
 
-// sameOrder says whether what is in both lists stands in the same order.
+// sameOrder says whether the items that both lists have are in the same order.
 func sameOrder(a, b []string) bool {
 	common := func(list, other []string) []string {
 		return slices.DeleteFunc(slices.Clone(list), func(name string) bool { return !slices.Contains(other, name) })

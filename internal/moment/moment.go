@@ -1,9 +1,9 @@
-// Package moment understands how people and programs name a moment: in flags of commands, in paths ('/at/MOMENT') and
-// in selections of changes. It is the one parser of all of them.
+// Package moment parses how people and programs name a moment: in flags of commands, in paths ('/at/MOMENT') and in
+// selections of changes. It is the only parser for all of them.
 //
-// A revision, an age and a time with a zone mean the same wherever they are read. A day, and the time of a day without
-// a zone, depend on where one is: a client resolves them in its own zone before it sends them, and the server, which is
-// nowhere, takes them as UTC.
+// A revision, an age and a time with a zone mean the same wherever they are read. A day, and a time of day without a
+// zone, depend on the reader's zone. A client resolves them in its own zone before it sends them. The server takes them
+// as UTC.
 package moment
 
 import (
@@ -17,12 +17,13 @@ import (
 
 // Moment is a revision or a time.
 type Moment struct {
-	// Text is the moment as it is sent to a server, which depends on no zone: a revision, an age or an RFC 3339 time.
+	// Text is the moment in the form sent to a server, which depends on no zone: a revision, an age or an RFC 3339
+	// time.
 	Text string
 	// Revision is 0 if the moment is a time.
 	Revision uint64
 	Time     time.Time
-	// Zoned says that the moment was named by a day or a clock, and means something else in another zone.
+	// Zoned says that the moment was given as a day or a time of day, and means something else in another zone.
 	Zoned bool
 }
 
@@ -31,11 +32,11 @@ const Forms = "a revision such as 1234 or @1234, a time such as 2026-11-26T16:44
 	"2h, 7d or 1w, a day such as 2026-11-26, yesterday or friday, which means its beginning, or a day with a time such\n" +
 	"as 'friday 18:00' or 2026-11-26T16:44, in the zone of this machine"
 
-// skew is how far the clock that named a time may be ahead of the one that judges it.
+// skew is how far the clock that a time was taken from may be ahead of the clock that checks it.
 const skew = time.Minute
 
-// Parse understands a moment. The location of now is the zone of days and of times without one. An age is counted from
-// now: the log has no time between two events.
+// Parse parses a moment. The location of now is the zone of days and of times without one. An age is counted from now,
+// because the log has no time between two events.
 func Parse(text string, now time.Time) (Moment, error) {
 	if digits := strings.TrimPrefix(text, "@"); isDigits(digits) {
 		revision, err := strconv.ParseUint(digits, 10, 64)
@@ -67,10 +68,10 @@ func Parse(text string, now time.Time) (Moment, error) {
 		"or a day such as yesterday, 'friday 18:00' or %s", text, errInvalid, now.UTC().Truncate(time.Second).Format(time.RFC3339), now.Format(time.DateOnly))
 }
 
-// errInvalid is of a text that names no moment, not even one that cannot be read.
+// errInvalid is the error for a text that does not even look like a moment.
 var errInvalid = errors.New("is not a valid moment")
 
-// IsMoment says whether a text names a moment and not an object. Parse judges whether it is a good one.
+// IsMoment says whether a text names a moment rather than an object. Parse decides whether the moment is valid.
 func IsMoment(text string, now time.Time) bool {
 	_, err := Parse(text, now)
 	return !errors.Is(err, errInvalid)
@@ -83,13 +84,13 @@ func timed(text string, t, now time.Time) (Moment, error) {
 	return Moment{Text: t.UTC().Format(time.RFC3339Nano), Time: t}, nil
 }
 
-// zoned are the layouts of times that say their zone.
+// zoned are the layouts of times with a zone.
 var zoned = []string{time.RFC3339, "2006-01-02T15:04Z07:00"}
 
 // clocks are the layouts of a time of day.
 var clocks = []string{"15:04", "15:04:05"}
 
-// parseDay understands a day and perhaps the time of it, after a space or a T.
+// parseDay parses a day, perhaps followed by a space or a T and a time of day.
 func parseDay(text string, now time.Time) (found time.Time, ok bool) {
 	day, clock := text, "00:00"
 	for i := 1; i < len(text)-1; i++ {
@@ -113,8 +114,8 @@ func parseDay(text string, now time.Time) (found time.Time, ok bool) {
 	return found, !found.IsZero()
 }
 
-// datesOf are the dates that a day may be, the newest first: a weekday is today only once its time has come. Only year,
-// month and day of them count.
+// datesOf returns the dates that a day may mean, the newest first: a weekday means today only if its time of day has
+// passed. Only the year, month and day of the results count.
 func datesOf(day string, now time.Time) []time.Time {
 	year, month, today := now.Date()
 	back := func(days int) time.Time { return time.Date(year, month, today-days, 12, 0, 0, 0, time.UTC) }
@@ -135,7 +136,7 @@ func datesOf(day string, now time.Time) []time.Time {
 	return nil
 }
 
-// parseAge is time.ParseDuration with weeks and days, which come first. An age is not negative.
+// parseAge is time.ParseDuration with weeks and days, which come first. It refuses a negative age.
 func parseAge(text string) (age time.Duration, ok bool) {
 	rest := text
 	for _, unit := range []struct {

@@ -1,5 +1,5 @@
-// Package reload keeps a value as new as the files that it was made from, without a
-// goroutine. Whoever asks for the value looks at the files, at most once a second.
+// Package reload keeps a value up to date with the files that it was made from, without a goroutine. Callers that ask
+// for the value check the files, at most once a second.
 package reload
 
 import (
@@ -17,12 +17,12 @@ import (
 const (
 	// pause is the time between two looks at the files.
 	pause = time.Second
-	// quiet is how long a file must have been left alone. A file that
-	// is still being written may already be valid but not yet complete.
+	// quiet is how long a file must have been unchanged. A file that is still being written may already be valid but
+	// incomplete.
 	quiet = time.Second
 )
 
-// Value is made from files. It is safe for concurrent use.
+// Value is a value made from files. It is safe for concurrent use.
 type Value[T any] struct {
 	files []string
 	build func() (T, error)
@@ -31,12 +31,12 @@ type Value[T any] struct {
 	began time.Time
 	next  atomic.Int64 // when to look again, in nanoseconds after began
 
-	mu     sync.Mutex // held while somebody looks
-	seen   [][]byte   // by mu: what the files held when build was called last
+	mu     sync.Mutex // held while a caller checks the files
+	seen   [][]byte   // by mu: the files' contents at the last call of build
 	failed string     // by mu: the last failure; it is logged once
 }
 
-// New builds the value. Build reads the files itself.
+// New builds the value. Build reads the files by itself.
 func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	v := &Value[T]{files: files, build: build, began: time.Now()}
 	seen, _, err := read(files)
@@ -53,8 +53,8 @@ func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	return v, nil
 }
 
-// Get returns the value of the newest valid files. The caller that
-// looks waits until the files are read. Other callers do not wait.
+// Get returns the value built from the newest valid files. A caller that checks the files waits until they are read.
+// Other callers do not wait.
 func (v *Value[T]) Get() T {
 	if now := time.Since(v.began); int64(now) >= v.next.Load() && v.mu.TryLock() {
 		v.next.Store(int64(now + pause))
@@ -64,8 +64,8 @@ func (v *Value[T]) Get() T {
 	return *v.value.Load()
 }
 
-// look builds the value again if the files have changed since the last build. If that fails, the value stays, and the
-// next look tries again: the files may name others, which are not there yet.
+// look builds the value again if the files have changed since the last build. If that fails, the old value stays, and
+// the next look tries again: the files may name other files, which do not exist yet.
 func (v *Value[T]) look() {
 	contents, atRest, err := read(v.files)
 	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
@@ -87,7 +87,7 @@ func (v *Value[T]) look() {
 	slog.Info("files were changed and read again", "files", v.files)
 }
 
-// read returns what the files hold, and whether they are no longer being written.
+// read returns the files' contents, and whether all of the files have been left alone for a while.
 func read(files []string) (contents [][]byte, atRest bool, err error) {
 	atRest = true
 	for _, path := range files {

@@ -8,22 +8,22 @@ import (
 
 type connectionKey struct{}
 
-// WithConnection is an http.Server's ConnContext, by which the server's streams know their connections.
+// WithConnection is for an http.Server's ConnContext. It lets the server's streams find their connections.
 func WithConnection(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, conn)
 }
 
-// direct writes to a connection past net/http, which waits for the client.
+// direct writes to a connection past net/http, which would wait for the client.
 type direct struct {
 	conn net.Conn
 	raw  syscall.RawConn
-	// chunk is what write writes, and sent how much of it was written. They are here so that a write allocates nothing.
+	// chunk is what write is writing, and sent is how much of it was written. As fields they save write an allocation.
 	chunk []byte
 	sent  int
 	try   func(fd uintptr) bool
 }
 
-// directTo returns nil if the connection is not known or encrypts.
+// directTo returns nil if the connection is not known or is encrypted.
 func directTo(ctx context.Context) *direct {
 	conn, ok := ctx.Value(connectionKey{}).(*net.TCPConn)
 	if !ok {
@@ -35,14 +35,13 @@ func directTo(ctx context.Context) *direct {
 	}
 	d := &direct{conn: conn, raw: raw}
 	d.try = func(fd uintptr) bool {
-		d.sent, _ = syscall.Write(int(fd), d.chunk) // net made the socket such that this does not wait
+		d.sent, _ = syscall.Write(int(fd), d.chunk) // net has made the socket non-blocking
 		return true
 	}
 	return d
 }
 
-// write returns how many of the bytes the client had room for. What is wrong with a connection, the next who waits for
-// it hears.
+// write returns how many of the bytes the client had room for. Connection errors surface at the next blocking write.
 func (d *direct) write(chunk []byte) int {
 	d.chunk, d.sent = chunk, 0
 	err := d.raw.Write(d.try)

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// rest is after how long without a request a process may have been frozen for long enough to matter.
+// rest is how long a process must be without requests before AfterRest assumes that it may have been frozen.
 const rest = 2 * time.Second
 
-// AfterRest calls thawed before a request that comes after two seconds without one. A platform such as Cloud Run gives
-// a process no processor between requests, and its connections may die without a sign meanwhile. Requests that come
-// while thawed runs wait for it: it must be quick.
+// AfterRest calls thawed before a request that comes more than two seconds after the last one. A platform such as Cloud
+// Run gives a process no processor time between requests, and connections may die unnoticed meanwhile. Requests that
+// come while thawed runs wait for it, so it must be quick.
 func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 	var (
 		mu   sync.Mutex
-		last = time.Now().Round(0) // by mu; when a request came. The monotonic clock may stand still in a freeze
+		last = time.Now().Round(0) // by mu; when the last request came. The monotonic clock may stand still in a freeze
 	)
 	wake := func(ctx context.Context) {
 		mu.Lock()
@@ -29,13 +29,13 @@ func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !IsProbe(r.URL.Path) {
-			wake(context.WithoutCancel(r.Context())) // a client that goes away is no sign of a dead connection
+			wake(context.WithoutCancel(r.Context())) // a client that goes away does not mean a dead connection
 		}
 		h.ServeHTTP(w, r)
 	})
 }
 
-// AfterFirst calls then after the handler's first answer, once.
+// AfterFirst calls then once, after the handler's first answer.
 func AfterFirst(h http.Handler, then func()) http.Handler {
 	then = sync.OnceFunc(then)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -17,30 +17,31 @@ const (
 	idleTimeout       = 2 * time.Minute
 	shutdownTimeout   = 10 * time.Second
 	defaultPatience   = 30 * time.Second
-	// answerGrace is how long after its request's deadline the rest of an answer may take.
+	// answerGrace is how long the rest of an answer may take after its request's deadline.
 	answerGrace = 5 * time.Second
 	// defaultStreams is kube-apiserver's default.
 	defaultStreams = 100
 )
 
-// Config of a listener's connections. A value of 0 means the default.
+// Config is how a listener treats its connections. A value of 0 means the default.
 type Config struct {
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
-	// RequestTimeout is the deadline of requests, a minute by default. A client that has not received its answer soon
-	// after that is cut off. A stream sets deadlines of its own.
+	// RequestTimeout is the deadline of requests, a minute by default. A client that has not received its answer
+	// shortly after the deadline is cut off. Streams set their own deadlines.
 	RequestTimeout time.Duration
-	// MaxStreams is how many requests one connection of HTTP/2 may have open, 100 by default.
+	// MaxStreams is how many requests one HTTP/2 connection may have open, 100 by default.
 	MaxStreams int
-	// Drain ends the streams when the process stops, while it still answers; nil if there are no streams.
+	// Drain ends the streams when the process stops, while it still answers. It is nil if there are no streams.
 	Drain func(context.Context)
-	// Patience is how long a connection of HTTP/2 may receive nothing of what is waiting for it, 30 s by default. Then
-	// it is closed with all of its streams. The streams' own deadlines cannot end them while nothing can be written.
+	// Patience is how long an HTTP/2 connection may receive nothing although data waits for it, 30 s by default. Then
+	// the connection is closed with all its streams. The streams' own deadlines cannot end them while nothing can be
+	// written.
 	Patience time.Duration
 }
 
-// TLS serves the newest certificate. If it asks clients for theirs, the
-// authenticator verifies them: a client may also authenticate in another way.
+// TLS always serves the newest certificate. With askClients, the server asks for a client certificate, but the
+// authenticator verifies it, since a client may also authenticate in another way.
 func TLS(certificate func() tls.Certificate, askClients bool) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -53,12 +54,12 @@ func TLS(certificate func() tls.Certificate, askClients bool) *tls.Config {
 	return c
 }
 
-// maxHeader bounds a request's line and headers, in bytes. It is enough for a query of 32 KiB, a long token and the
-// groups of an impersonated user. Each connection of a stranger may hold as much.
+// maxHeader bounds a request's line and headers, in bytes. It has room for a query of 32 KiB, a long token and the
+// groups of an impersonated user. Any unauthenticated connection may take as much memory.
 const maxHeader = 64 << 10
 
-// Serve serves until ctx ends. Then it lets streams end, gives
-// ordinary requests a moment to finish, and cuts off what is left.
+// Serve serves until ctx ends. Then it lets streams end, gives other requests a moment to finish, and cuts off the
+// rest.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c Config) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
@@ -85,10 +86,10 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c C
 	return <-stopped
 }
 
-// stopWhenDone lets streams and then ordinary requests finish. It cuts off what is left after that.
+// stopWhenDone lets streams, and then other requests, finish. After that it cuts off the rest.
 func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), drain func(context.Context)) error {
 	<-ctx.Done()
-	// Connections close with their requests, so that clients come back through whatever chooses a process for them.
+	// Connections close with their requests, so that clients reconnect through their load balancer.
 	server.SetKeepAlivesEnabled(false)
 	if drain != nil {
 		drain(context.WithoutCancel(ctx))
@@ -103,8 +104,8 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	defer endLeft.Stop()
 	err := server.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// For HTTP/2, net/http tells only the connections that existed when it began
-		// to shut down. A connection whose handshake ended later is idle and stays.
+		// For HTTP/2, net/http tells only connections that existed when the shutdown began. A connection whose
+		// handshake ended later is idle and stays open.
 		return server.Close()
 	}
 	return err
@@ -112,9 +113,10 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 
 // How long requests in flight may take before their contexts end.
 const (
-	watchGrace = time.Second // watches use all of it
-	// drainedGrace is for a server whose drain has ended its watches. What is left ends by itself. Also a watch that
-	// came too late to be drained: it must be told to try again. Its client would list again after any other failure.
+	watchGrace = time.Second // watches use up all of it
+	// drainedGrace is for a server whose drain has ended its watches. The remaining requests end by themselves. A watch
+	// that came too late to be drained must be told to try again, because its client would list again after any other
+	// failure.
 	drainedGrace = 5 * time.Second
 )
 

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// lastSpans bounds how long a process waits at its end for a collector.
+// lastSpans bounds how long a stopping process waits for a collector.
 const lastSpans = 3 * time.Second
 
-// StopTracing sends the spans that have not been sent yet. The provider must not be used any more.
+// StopTracing sends the remaining spans. The provider must not be used afterwards.
 func StopTracing(provider interface{ Shutdown(context.Context) error }) {
 	ctx, cancel := context.WithTimeout(context.Background(), lastSpans)
 	defer cancel()

@@ -12,38 +12,38 @@ import (
 	"time"
 )
 
-// Stream is the writer of an answer that lasts for as long as its client likes. The deadline of other answers does not
-// end it. Instead it bounds how long the client may take to receive what is written.
+// Stream writes an answer that lasts for as long as its client likes. It has no overall deadline like other answers.
+// Instead it bounds how long the client may take to receive each write.
 //
-// Its handler writes to it. While the handler has nothing to write, others may call Send and SendAll.
+// The handler writes to it. While the handler has nothing to write, other goroutines may call Send and SendAll.
 type Stream struct {
 	http.ResponseWriter
 	control *http.ResponseController
-	// over is the request's context, which net/http ends when it fails to write. To flush tells of no error through
-	// writers that only implement http.Flusher.
+	// over is the request's context, which net/http ends when a write fails. Flushing reports no error through writers
+	// that only implement http.Flusher.
 	over     context.Context
 	patience time.Duration
-	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
-	// stream. A deadline of HTTP/1 ends only what is written after it.
+	// multiplexed is true for HTTP/2. There no deadline may stay set between two writes, because it would end an idle
+	// stream. In HTTP/1 a deadline affects only later writes.
 	multiplexed bool
-	// begun is closed, by begin, when the handler has flushed for the first time, or the stream has ended.
+	// begun is closed, by begin, when the handler has first flushed, or the stream has ended.
 	begun chan struct{}
 	begin sync.Once
-	// ending says that End was called. What is being written then has no more than one patience.
+	// ending says that End was called. A write that is under way then has one patience at most.
 	ending atomic.Bool
 
-	// mu is held while anything is written, which may be for as long as patience. It guards what follows.
+	// mu is held during every write, which may take as long as patience. It guards what follows.
 	mu sync.Mutex
-	// extended is when the deadline was set last; zero if there is none.
+	// extended is when the deadline was last set, or zero if none is set.
 	extended time.Time
-	// flushed says that net/http holds nothing back of what the handler wrote.
+	// flushed says that net/http buffers nothing that the handler has written.
 	flushed bool
-	// direct is nil if only the handler can write.
+	// direct is nil if only the handler may write.
 	direct *direct
 }
 
-// NewStream returns the writer of the answer to the request. Whoever serves the request calls End when it was served.
-// Between net/http and the stream, nothing may change the bytes of an answer: Send passes it by.
+// NewStream returns the writer of the answer to the request. The caller serves the request and then calls End. Nothing
+// between net/http and the stream may change the bytes of an answer, because Send bypasses it.
 func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *Stream {
 	s := &Stream{ResponseWriter: w, over: r.Context(), control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2, begun: make(chan struct{})}
 	s.forever()
@@ -53,7 +53,7 @@ func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *
 	return s
 }
 
-// End lets net/http write the end of the answer. After it, Send and SendAll send nothing.
+// End lets net/http write the end of the answer. After End, Send and SendAll send nothing.
 func (w *Stream) End() {
 	w.ending.Store(true)
 	w.mu.Lock()
@@ -73,8 +73,8 @@ func (w *Stream) Write(p []byte) (int, error) {
 	return inParts(p, w.write)
 }
 
-// inParts writes parts that each have the client's patience: one of many bytes would be cut off, and sent again from
-// its first byte, by a client that receives all the time.
+// inParts writes parts, each with the client's patience. A single large write would be cut off even for a client that
+// receives all the time, and would be sent again from its first byte.
 func inParts(p []byte, write func([]byte) (int, error)) (written int, err error) {
 	for {
 		n, err := write(p[written:min(len(p), written+atOnce)])
@@ -94,7 +94,7 @@ func (w *Stream) write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// extend moves the deadline, but not for every event: that would cost a tenth of sending it.
+// extend moves the deadline, but not for every event: that would be a tenth of the cost of sending an event.
 func (w *Stream) extend() {
 	if time.Since(w.extended) > w.patience/8 {
 		w.allow()
@@ -103,10 +103,10 @@ func (w *Stream) extend() {
 
 func (w *Stream) allow() {
 	w.extended = time.Now()
-	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server has deadlines
+	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server supports deadlines
 }
 
-// forever removes the deadline of a stream that has nothing to send.
+// forever removes the deadline while a stream has nothing to send.
 func (w *Stream) forever() {
 	if w.multiplexed {
 		w.extended = time.Time{}
@@ -117,7 +117,7 @@ func (w *Stream) forever() {
 // Flush implements http.Flusher.
 func (w *Stream) Flush() { _ = w.FlushError() }
 
-// FlushError is what http.ResponseController looks for.
+// FlushError is the method that http.ResponseController looks for.
 func (w *Stream) FlushError() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -136,10 +136,10 @@ func (w *Stream) flush() error {
 	return err
 }
 
-// errEnded is of a stream whose request is over.
+// errEnded is the error of a stream whose request is over.
 var errEnded = errors.New("the request is over")
 
-// SendAll writes in place of the handler once that has begun its answer, and waits for the client.
+// SendAll writes in place of the handler once the handler has begun its answer. It waits for the client.
 func (w *Stream) SendAll(p []byte) error {
 	<-w.begun
 	w.mu.Lock()
@@ -156,16 +156,16 @@ func (w *Stream) SendAll(p []byte) error {
 // atOnce is how many bytes a client must receive within its patience.
 const atOnce = 16 << 10
 
-// Sends says that Send can send something, at times: neither HTTP/2 nor TLS is between the process and its client.
+// Sends says that Send may be able to send: neither HTTP/2 nor TLS is between the process and its client.
 func (w *Stream) Sends() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.direct != nil
 }
 
-// Send writes a chunk that Chunk has made, in place of the handler, and never waits. It reports false if it sent
-// nothing: the client has not made room, the handler is writing, or the stream has ended. The handler must have begun a
-// chunked answer. What it writes later comes after the chunk.
+// Send writes a chunk that was made by Chunk, in place of the handler, and never waits. It returns false if it sent
+// nothing: the client has no room, the handler is writing, or the stream has ended. The handler must have begun a
+// chunked answer. The handler's later writes come after the chunk.
 func (w *Stream) Send(chunk []byte) bool {
 	if !w.mu.TryLock() {
 		return false
@@ -184,8 +184,8 @@ func (w *Stream) Send(chunk []byte) bool {
 	return sent > 0
 }
 
-// sendRest waits for the client to make room for the rest of a chunk, and then unlocks mu. Without the rest the
-// connection is of no use. To close it ends the handler, or what that writes next does.
+// sendRest waits until the client has room for the rest of a chunk, writes it, and then unlocks mu. If the rest cannot
+// be written, the connection is useless and is closed. That ends the handler, or else its next write does.
 func (w *Stream) sendRest(rest []byte) {
 	defer w.mu.Unlock()
 	if _, err := w.direct.conn.Write(rest); err != nil {
@@ -194,13 +194,13 @@ func (w *Stream) sendRest(rest []byte) {
 	}
 }
 
-// Chunk is one of a chunked answer of HTTP/1.1.
+// Chunk returns the data as one chunk of a chunked HTTP/1.1 answer.
 func Chunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
 
-// CloseNotify is what upstream's wrappers look for.
+// CloseNotify is the method that upstream's wrappers look for.
 func (w *Stream) CloseNotify() <-chan bool { return CloseNotify(w.ResponseWriter) }
 
-// CloseNotify is that of the writer, or a channel on which nothing comes.
+// CloseNotify returns the channel of the writer, or one that never receives anything.
 func CloseNotify(w http.ResponseWriter) <-chan bool {
 	if inner, ok := w.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
 		return inner.CloseNotify()
@@ -222,7 +222,7 @@ func (w *Stream) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return impatient, buffered, nil
 }
 
-// streamConn is the same for a connection that has switched protocols.
+// streamConn does the same for a connection that has switched protocols.
 type streamConn struct {
 	net.Conn
 	patience time.Duration

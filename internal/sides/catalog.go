@@ -1,5 +1,5 @@
-// Package sides is the API at one revision, or the API of now, as a client of it sees it. What is read from the side of
-// a revision is one consistent cut.
+// Package sides is the API at one revision, or the API of now, as its clients see it. All reads from the side of a
+// revision are one consistent cut.
 package sides
 
 import (
@@ -20,16 +20,16 @@ type Kind struct {
 	Namespaced bool
 	Verbs      []string
 	Names      []string // its singular and its short names
-	// HasStatus says that the status is written by itself, and that writes of the object do not change it.
+	// HasStatus says that the status is written separately, and that writes of the object do not change it.
 	HasStatus bool
-	// Stored says that objects are stored in this version: it has every field that any version has.
+	// Stored says that objects are stored in this version, so it has every field that any version has.
 	Stored bool
 }
 
-// Catalog is what an API serves: all versions of a group's kinds, the preferred version first.
+// Catalog is what an API serves: all versions of each group's kinds, the preferred version first.
 type Catalog struct{ Kinds []Kind }
 
-// readCatalog asks the API what it serves. What remote API servers serve is left out while they do not answer.
+// readCatalog asks the API what it serves. It leaves out remote API servers that do not answer.
 func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	groups, lists, err := from.ServerGroupsAndResources()
 	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); err != nil && !errors.As(err, &failed) {
@@ -50,9 +50,9 @@ func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	return c, c.markStored(from)
 }
 
-// markStored finds the version in which each kind is stored. A kind that is served in a single version is as good as
-// stored in it. Of the others the unaggregated document of any version has a hash of the one that is. API servers that
-// give no hash are taken to store the version that they prefer.
+// markStored finds the version in which each kind is stored. A kind that is served in a single version counts as stored
+// in it. For other kinds, the unaggregated document of any version has a hash of the stored version. API servers that
+// give no hash are assumed to store the version that they prefer.
 func (c *Catalog) markStored(from discovery.DiscoveryInterface) error {
 	versions := map[schema.GroupResource]int{}
 	for _, k := range c.Kinds {
@@ -86,7 +86,7 @@ func (c *Catalog) markStored(from discovery.DiscoveryInterface) error {
 func (c *Catalog) add(list *metav1.APIResourceList) {
 	version, err := schema.ParseGroupVersion(list.GroupVersion)
 	if err != nil {
-		return // nothing can be named by it
+		return // no kind can be named by such a version
 	}
 	for _, r := range list.APIResources {
 		if strings.Contains(r.Name, "/") {
@@ -102,7 +102,7 @@ func (c *Catalog) add(list *metav1.APIResourceList) {
 	}
 }
 
-// Named returns the kind that a user means, such as 'deploy', 'deployments.apps' or 'deployments.v1.apps'.
+// Named returns the kind that a user's argument means, such as 'deploy', 'deployments.apps' or 'deployments.v1.apps'.
 func (c *Catalog) Named(name string) (Kind, bool) {
 	name = strings.ToLower(name)
 	versioned, plain := schema.ParseResourceArg(name)
@@ -119,7 +119,7 @@ func (c *Catalog) Named(name string) (Kind, bool) {
 // Of returns the kind of a resource in its preferred version.
 func (c *Catalog) Of(r schema.GroupResource) (Kind, bool) { return c.Find(r, "") }
 
-// Find returns the kind of a resource in a version, or in the preferred one.
+// Find returns the kind of a resource in the given version, or in the preferred one.
 func (c *Catalog) Find(r schema.GroupResource, version string) (Kind, bool) {
 	for _, k := range c.Kinds {
 		if k.GroupResource() == r && (version == "" || k.Version == version) {
@@ -129,8 +129,8 @@ func (c *Catalog) Find(r schema.GroupResource, version string) (Kind, bool) {
 	return Kind{}, false
 }
 
-// StoredIn returns the kind of a resource in the version in which its objects are stored. Through any other version the
-// fields would be lost that it does not have.
+// StoredIn returns the kind of a resource in the version in which its objects are stored. Any other version would lose
+// the fields that it does not have.
 func (c *Catalog) StoredIn(r schema.GroupResource) (Kind, bool) {
 	for _, k := range c.Kinds {
 		if k.GroupResource() == r && k.Stored {
@@ -140,7 +140,7 @@ func (c *Catalog) StoredIn(r schema.GroupResource) (Kind, bool) {
 	return Kind{}, false
 }
 
-// ByKind returns the resource of a kind, as owner references name it.
+// ByKind returns the resource for the group and kind of an owner reference.
 func (c *Catalog) ByKind(group, name string) (Kind, bool) {
 	for _, k := range c.Kinds {
 		if k.Group == group && k.Kind == name {

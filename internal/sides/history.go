@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// Versions are those of an object, newest first, until there are enough of them: an object that is written every second
-// has more than one wants to read.
+// Versions returns the versions of an object, newest first, until there are enough: an object that is written every
+// second has more than anybody wants to read.
 func (s *Side) Versions(ctx context.Context, namespace, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
 	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	all := &history.VersionList{}
@@ -30,7 +30,7 @@ func (s *Side) Versions(ctx context.Context, namespace, object string, query url
 	}
 }
 
-// Changes are what has changed, oldest first. No namespace means the whole cluster.
+// Changes returns the changes, oldest first. No namespace means the whole cluster.
 func (s *Side) Changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
 	query := url.Values{"fieldSelector": {which.AsSelector().String()}, "labelSelector": {labels}}
 	var all []history.Change
@@ -40,7 +40,7 @@ func (s *Side) Changes(ctx context.Context, namespace string, which fields.Set, 
 			return nil, err
 		}
 		all = append(all, page.Items...)
-		if page.Continue == "" { // it names the end of the first page's list, too
+		if page.Continue == "" { // every page has the revision at which the first page's list ends
 			page.Items = all
 			return page, nil
 		}

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Passing are the kinds that somebody makes anew all the time: the control plane, or the machine that they describe. An
-// old one would mislead whoever reads it. docs/history.md has them in a table. ControllerRevisions are not among them:
-// no controller can make an old one again.
+// Passing has the kinds whose objects are replaced all the time, by the control plane or by the machine that they
+// describe. An old object would mislead its readers. docs/history.md has them in a table. ControllerRevisions are not
+// among them, because no controller can make an old one again.
 var Passing = map[schema.GroupResource]bool{
 	{Resource: "nodes"}:  true, // with what each kubelet says of its machine
 	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
@@ -28,13 +28,13 @@ var Passing = map[schema.GroupResource]bool{
 	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
 }
 
-// EndpointSlices pass where a controller keeps them.
+// EndpointSlices are passing if a controller keeps them.
 var EndpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
 
-// Passes says that an object follows from others.
+// Passes says that an object is derived from others.
 func (k Kind) Passes(object *unstructured.Unstructured) bool {
 	switch k.GroupResource() {
-	case schema.GroupResource{Resource: "pods"}: // that stands for one of a kubelet's own
+	case schema.GroupResource{Resource: "pods"}: // a mirror Pod stands for a kubelet's own Pod
 		return object.GetAnnotations()[corev1.MirrorPodAnnotationKey] != ""
 	case EndpointSlices:
 		return metav1.GetControllerOf(object) != nil
@@ -44,7 +44,7 @@ func (k Kind) Passes(object *unstructured.Unstructured) bool {
 	return false
 }
 
-// PassingNames are the kinds that are never restored, and the objects of others, for people.
+// PassingNames returns, for people, the kinds that are never restored, and the passing objects of other kinds.
 func PassingNames() []string {
 	var names []string
 	for of := range Passing {

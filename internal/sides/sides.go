@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// pageSize is how many objects a page of a list has.
+// pageSize is how many objects one page of a list has.
 const pageSize = 500
 
 // Side is the API at a revision, or the API of now. It is safe for concurrent use.
@@ -30,7 +30,7 @@ type Side struct {
 	catalog func() (*Catalog, error)
 }
 
-// At returns the side of a revision; that of "" is now. Nothing is asked yet.
+// At returns the side of a revision; the empty revision means now. It sends no request.
 func At(config *rest.Config, revision string) (*Side, error) {
 	if revision != "" {
 		config = rest.CopyConfig(config)
@@ -48,10 +48,10 @@ func At(config *rest.Config, revision string) (*Side, error) {
 		catalog: sync.OnceValues(func() (*Catalog, error) { return readCatalog(kinds) })}, nil
 }
 
-// Catalog returns what is served at this side. It is asked once.
+// Catalog returns what this side serves. It asks once.
 func (s *Side) Catalog() (*Catalog, error) { return s.catalog() }
 
-// Objects is where the objects of a kind are.
+// Objects returns the client for the objects of a kind.
 func (s *Side) Objects(k Kind, namespace string) dynamic.ResourceInterface {
 	if k.Namespaced {
 		return s.Dynamic.Resource(k.GroupVersionResource).Namespace(namespace)
@@ -59,7 +59,7 @@ func (s *Side) Objects(k Kind, namespace string) dynamic.ResourceInterface {
 	return s.Dynamic.Resource(k.GroupVersionResource)
 }
 
-// Get returns an object, nil if it is not there.
+// Get returns an object, or nil if it does not exist.
 func (s *Side) Get(ctx context.Context, k Kind, namespace, name string) (*unstructured.Unstructured, error) {
 	object, err := s.Objects(k, namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -68,14 +68,14 @@ func (s *Side) Get(ctx context.Context, k Kind, namespace, name string) (*unstru
 	return object, err
 }
 
-// Read decodes what a path of this side answers in JSON.
+// Read decodes the JSON answer to a path of this side.
 func (s *Side) Read(ctx context.Context, path string, query url.Values, into any) error {
 	request := s.Discovery.RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json")
 	for name, values := range query {
 		request = request.Param(name, values[0])
 	}
 	result := request.Do(ctx)
-	if err := result.Error(); err != nil { // Raw has it without its message
+	if err := result.Error(); err != nil { // Raw returns the error without its message
 		return err
 	}
 	body, _ := result.Raw()
@@ -85,7 +85,8 @@ func (s *Side) Read(ctx context.Context, path string, query url.Values, into any
 	return nil
 }
 
-// All are the objects of a kind, in the namespace or everywhere, by their namespaces and names. An error ends them.
+// All yields the objects of a kind, in the namespace or everywhere, ordered by namespace and name. It ends with an
+// error, if any.
 func (s *Side) All(ctx context.Context, k Kind, namespace string) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		for options := (metav1.ListOptions{Limit: pageSize}); ; {

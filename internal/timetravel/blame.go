@@ -16,15 +16,15 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// blamed says for a value which version made it so: an index into the versions. An object or list has that of the
-// version in which it came to be, and its parts have their own.
+// blamed says which version gave a value its content: an index into the versions. For an object or list that is the
+// version in which it was created; its parts have their own.
 type blamed struct {
 	version int
 	fields  map[string]*blamed
 	items   []*blamed
 }
 
-// Blame prints an object with the version that each line is from.
+// Blame prints an object, and before each line the version that the line is from.
 func (t *Tool) Blame(ctx context.Context, object string, managedFields, status bool) error {
 	list, err := t.versions(ctx, object, url.Values{"include": {"object"}, "limit": {"50"}}, func(all []history.Version) bool {
 		return slices.ContainsFunc(all, func(v history.Version) bool { return v.Verb == "create" }) // before it was another life
@@ -62,10 +62,10 @@ func (t *Tool) Blame(ctx context.Context, object string, managedFields, status b
 	return t.printBlame(last, tree, versions)
 }
 
-// blame says which version each part of a value is from, if a version has made it of another.
+// blame returns the versions of the parts of a value, given those of the value in the version before.
 func blame(before *blamed, was, is any, version int) *blamed {
 	if before == nil {
-		before, was = &blamed{version: version}, nil // it is new
+		before, was = &blamed{version: version}, nil // the value is new
 	}
 	if reflect.DeepEqual(was, is) {
 		return before
@@ -99,7 +99,8 @@ func blame(before *blamed, was, is any, version int) *blamed {
 	return out
 }
 
-// matcher returns which item of the old list an item of the new one was: by its name, or else by its value, each once.
+// matcher returns a function that finds the old item for a new one: by its name, or else by its value. It finds each
+// old item once.
 func matcher(old, value []any) func(int) int {
 	used := map[int]bool{}
 	find := func(same func(int) bool) int {
@@ -122,8 +123,8 @@ func matcher(old, value []any) func(int) int {
 	}
 }
 
-// identity is a field that names each item of both lists, empty if there is none. Blame guesses it, as the schema of a
-// former version is not always at hand; nothing is written by it.
+// identity returns a field that names each item of both lists, or the empty string. Blame guesses it, because the
+// schema of an old version is not always available. That is safe because nothing is written by it.
 func identity(lists ...[]any) string {
 	for _, by := range []string{"name", "key", "type", "mountPath", "devicePath", "containerPort", "port", "ip", "uid", "topologyKey"} {
 		named := true
@@ -147,7 +148,7 @@ func identity(lists ...[]any) string {
 	return ""
 }
 
-// printBlame prints the YAML, and before each line the version of what stands there.
+// printBlame prints the YAML, and before each line the version that it is from.
 func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []history.Version) error {
 	lines, err := linesOf(object)
 	if err != nil {
@@ -168,7 +169,7 @@ func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []histor
 		}
 		v := &versions[current]
 		revision := v.Name
-		if current == oldest && v.Verb != "create" { // what was before is no longer kept
+		if current == oldest && v.Verb != "create" { // older versions are no longer kept
 			revision = "<=" + revision
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t| %s\n", revision, v.CreationTimestamp.Local().Format(time.RFC3339), t.Text(v.Author()), t.Text(strings.TrimSuffix(line, "\n")))
@@ -176,7 +177,7 @@ func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []histor
 	return table.Flush()
 }
 
-// place notes for each line that a node of the YAML begins the version that it is from.
+// place records, for each line on which a node of the YAML begins, the version that the node is from.
 func place(lines map[int]int, node *yamlv3.Node, tree *blamed) {
 	if tree == nil {
 		return

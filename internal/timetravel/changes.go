@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// Changes are what 'changes' prints, or follows.
+// Changes are the flags of 'changes'.
 type Changes struct {
 	From, To                      string
 	Object, Resource, Verb        string
@@ -28,7 +28,7 @@ type Changes struct {
 	All, Follow                   bool
 }
 
-// Changes prints what has changed, oldest first, and what changes from then on if it follows.
+// Changes prints the changes, oldest first. If it follows, it goes on with new changes as they happen.
 func (t *Tool) Changes(ctx context.Context, c Changes) error {
 	if err := checkOutput(c.Output, "", "json", "yaml"); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (t *Tool) Changes(ctx context.Context, c Changes) error {
 		}
 		revision, err := t.pin(ctx, text)
 		if field == "from" && apierrors.HasStatusCause(err, history.CauseYounger) {
-			revision, err = "0", nil // from the cell's beginning on
+			revision, err = "0", nil // from the cell's beginning
 		}
 		if err != nil {
 			return fmt.Errorf("--%s: %w", field, err)
@@ -90,8 +90,8 @@ func (t *Tool) changeLine(table *tabwriter.Writer, c *history.Change) {
 		t.Text(c.Author()), t.Text(cmp.Or(c.Manager, "-")), c.Verb, t.Text(object), t.Text(c.Summary()))
 }
 
-// follow prints changes as they happen, until it is interrupted. It goes on from its last revision when a server ends
-// the watch.
+// follow prints changes as they happen, until it is interrupted. When a server ends the watch, it resumes from its last
+// revision.
 func (t *Tool) follow(ctx context.Context, namespace string, which fields.Set, labels, after string, table *tabwriter.Writer) error {
 	now, err := t.at("")
 	if err != nil {

@@ -23,11 +23,11 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// Client speaks to one API server, now and in its past. It is for one goroutine, except for its sides.
+// Client talks to one API server, about now and about its past. It is for one goroutine, except for its sides.
 type Client struct {
-	// Namespace is that of the command line, or of the kubeconfig.
+	// Namespace is from the command line, or from the kubeconfig.
 	Namespace string
-	// Notes is told what moments were taken for; nobody is if it is nil.
+	// Notes receives what each moment was taken to mean. It may be nil.
 	Notes io.Writer
 
 	said   map[string]bool
@@ -35,14 +35,14 @@ type Client struct {
 	sides  map[string]*sides.Side
 }
 
-// NewClient makes a client. Nothing is asked yet.
+// NewClient makes a client. It sends no request.
 func NewClient(config *rest.Config, namespace string) *Client {
 	config = rest.CopyConfig(config)
-	config.QPS = -1 // the server says when it is too much
+	config.QPS = -1 // the server itself limits requests
 	return &Client{Namespace: namespace, config: config, sides: map[string]*sides.Side{}, said: map[string]bool{}}
 }
 
-// at returns the side of a revision; that of "" is now.
+// at returns the side of a revision; the empty revision means now.
 func (c *Client) at(revision string) (*sides.Side, error) {
 	if s, ok := c.sides[revision]; ok {
 		return s, nil
@@ -54,8 +54,8 @@ func (c *Client) at(revision string) (*sides.Side, error) {
 	return s, err
 }
 
-// pin returns the revision that a moment names, so that all that is read of it is one cut, and says what the moment was
-// taken for. Days and clocks are in this machine's zone; ages are counted from the server's clock.
+// pin returns the revision of a moment, so that all reads of the moment are one cut. It also notes what the moment was
+// taken to mean. Days and times of day are in this machine's zone. Ages are counted from the server's clock.
 func (c *Client) pin(ctx context.Context, text string) (string, error) {
 	m, err := moment.Parse(text, time.Now())
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *Client) pin(ctx context.Context, text string) (string, error) {
 	return revision, nil
 }
 
-// say tells what a moment was taken for, once.
+// say notes, once, what a moment was taken to mean.
 func (c *Client) say(text string, m moment.Moment, revision, written string) {
 	if c.Notes == nil || c.said[text] {
 		return
@@ -121,7 +121,7 @@ func (c *Client) say(text string, m moment.Moment, revision, written string) {
 // momentLayout is a time with its day of the week and its zone.
 const momentLayout = "Mon 2006-01-02 15:04:05 -0700"
 
-// errNoPast is what another API server, or a proxy before this one, amounts to.
+// errNoPast is the error if the server is not Logplane, or a proxy before it does not pass on paths of the past.
 var errNoPast = errors.New("this API server keeps no past: is it Logplane, and not an older one?")
 
 // versions returns versions of an object, newest first, until there are enough of them.
@@ -137,7 +137,7 @@ func (c *Client) versions(ctx context.Context, object string, query url.Values, 
 	return list, err
 }
 
-// changes returns what has changed, oldest first. No namespace means the whole cluster.
+// changes returns the changes, oldest first. No namespace means the whole cluster.
 func (c *Client) changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
 	now, err := c.at("")
 	if err != nil {

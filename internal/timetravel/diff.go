@@ -32,14 +32,14 @@ type Diff struct {
 	All      bool   // all of the cluster
 	Selector string
 	Output   string
-	// ManagedFields and Status are fields that are compared only if they are asked for.
+	// ManagedFields and Status say that these fields are compared too.
 	ManagedFields, Status bool
 }
 
-// atOnce is how many requests a command has under way.
+// atOnce is how many requests a command sends at once.
 const atOnce = 8
 
-// difference is an object that is not the same at two revisions.
+// difference is an object that differs between two revisions.
 type difference struct {
 	Object history.Reference   `json:"object"`
 	Before map[string]any      `json:"before,omitempty"`
@@ -47,14 +47,14 @@ type difference struct {
 	Patch  []history.Operation `json:"patch"`
 }
 
-// differences is the whole of a diff, for programs.
+// differences is a whole diff, for programs.
 type differences struct {
 	From    string       `json:"from"`
 	To      string       `json:"to"`
 	Objects []difference `json:"objects"`
 }
 
-// Diff prints what is not the same at two moments. It returns ErrDifferent if anything is.
+// Diff prints the differences between two moments. It returns ErrDifferent if there are any.
 func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	if err := checkOutput(d.Output, "", "yaml", "json", "patch"); err != nil {
 		return err
@@ -88,8 +88,9 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	for i, object := range objects {
 		group.Go(func() (err error) {
 			each[i], err = t.compare(ctx, d, object, both)
-			if apierrors.IsResourceExpired(err) { // by a rule: the moments are kept
-				// Of Leases, Events and the like a little is kept by default. The list of changes has warned of it.
+			if apierrors.IsResourceExpired(err) { // by a history rule: the moments themselves are kept
+				// By default only a little is kept of Leases, Events and the like. The list of changes has warned of
+				// that.
 				if of := object.GroupResource(); d.Object != "" || !sides.Passing[of] && of != sides.EndpointSlices {
 					missing[i] = err
 				}
@@ -115,7 +116,7 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	return nil
 }
 
-// pinUnlessNow returns the revision of a moment, an empty one for now.
+// pinUnlessNow returns the revision of a moment, or the empty string for now.
 func (t *Tool) pinUnlessNow(ctx context.Context, text string) (string, error) {
 	if text == "now" {
 		return "", nil
@@ -132,7 +133,7 @@ func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]h
 		}
 		return []history.Reference{newest.Items[0].Object}, newest.ResourceVersion, nil
 	}
-	if from == "" || to != "" && history.IsAfter(from, to) { // one that is empty is now
+	if from == "" || to != "" && history.IsAfter(from, to) { // an empty revision is now
 		from, to = to, from
 	}
 	if from == "" { // both are now
@@ -159,7 +160,7 @@ func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]h
 	}), list.ResourceVersion, nil
 }
 
-// compare returns nil if the object is the same at both revisions.
+// compare returns nil if the object does not differ between the two revisions.
 func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, both [2]*sides.Side) (*difference, error) {
 	k, err := t.kindAt(object, both)
 	if err != nil {
@@ -183,8 +184,8 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, bo
 	return one, nil
 }
 
-// kindAt is the kind of an object in the version in which it is stored, if both moments serve that, or else in one that
-// either serves.
+// kindAt returns the kind of an object in the stored version if both moments serve it, or else in a version that either
+// moment serves.
 func (t *Tool) kindAt(object history.Reference, both [2]*sides.Side) (sides.Kind, error) {
 	then, err := both[0].Catalog()
 	if err != nil {
@@ -216,10 +217,10 @@ func (t *Tool) kindAt(object history.Reference, both [2]*sides.Side) (sides.Kind
 	return sides.Kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", object.In(t.Namespace), both[0].Revision, both[1].Revision)
 }
 
-// folded is an object without what a diff does not compare.
+// folded returns an object without the fields that a diff does not compare.
 func folded(object *unstructured.Unstructured, d Diff) map[string]any {
 	out := object.DeepCopy()
-	// What an object gets anew when it is made again is no difference.
+	// An object that is created again gets these anew, so they are not differences.
 	for _, name := range []string{"resourceVersion", "generation", "uid", "creationTimestamp"} {
 		unstructured.RemoveNestedField(out.Object, "metadata", name)
 	}
@@ -280,7 +281,8 @@ func (t *Tool) printDifferences(found differences, output string) error {
 	return nil
 }
 
-// masked are a Secret before and after, of which nobody who looks over a shoulder learns more than what has changed.
+// masked returns a Secret before and after, without its values. It shows only which values have changed, so that nobody
+// who looks over a shoulder learns more.
 func masked(before, after map[string]any) (map[string]any, map[string]any) {
 	before, after = runtime.DeepCopyJSON(before), runtime.DeepCopyJSON(after)
 	was, _, _ := unstructured.NestedMap(before, "data")
@@ -306,13 +308,13 @@ func masked(before, after map[string]any) (map[string]any, map[string]any) {
 	if is != nil {
 		after["data"] = is
 	}
-	for _, object := range []map[string]any{before, after} { // which has the values, too
+	for _, object := range []map[string]any{before, after} { // this annotation also has the values
 		unstructured.RemoveNestedField(object, "metadata", "annotations", corev1.LastAppliedConfigAnnotation)
 	}
 	return before, after
 }
 
-// linesOf are those of the YAML, none of an object that is not there.
+// linesOf returns the lines of the object's YAML, or none if there is no object.
 func linesOf(object map[string]any) ([]string, error) {
 	if object == nil {
 		return nil, nil
@@ -324,7 +326,7 @@ func linesOf(object map[string]any) ([]string, error) {
 	return slices.Collect(strings.Lines(string(text))), nil
 }
 
-// diffLine prints a line as its first characters say. Tabs stay, the headers have some.
+// diffLine prints a line in the colour for its first characters. It keeps tabs, which the headers have.
 func (t *Tool) diffLine(line string, coloured bool) {
 	parts := strings.Split(line, "\t")
 	for i := range parts {

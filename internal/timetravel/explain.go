@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Explain says what to do next about an error of the API, or of the way to it.
+// Explain adds to an error of the API, or of the connection to it, what to do next.
 func (c *Client) Explain(err error) error {
 	var transport *url.Error
 	var name *net.DNSError
@@ -42,7 +42,7 @@ func (c *Client) Explain(err error) error {
 	return err
 }
 
-// rootOf is the last reason of an error, without the URL and the addresses that it is wrapped in.
+// rootOf returns the innermost error, without the URL and the addresses of the errors that wrap it.
 func rootOf(err error) error {
 	for {
 		inner := errors.Unwrap(err)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// ParseObject understands 'deploy/web' and 'deployment web'.
+// ParseObject parses 'deploy/web' and 'deployment web'.
 func ParseObject(args []string) (string, error) {
 	object := strings.Join(args, "/")
 	if strings.Count(object, "/") != 1 || strings.HasPrefix(object, "/") || strings.HasSuffix(object, "/") {

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// send sends a plan to the server, which carries it out unless that is a dry run.
+// send sends a plan to the server, which carries it out unless it is a dry run.
 func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.PlanStatus, error) {
 	p.TypeMeta = metav1.TypeMeta{APIVersion: history.GroupVersion.String(), Kind: "Plan"}
 	now, err := c.at("")
@@ -44,7 +44,8 @@ func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.Pl
 	return got.Status, nil
 }
 
-// carryOut prints what a plan would do, and has it done after a yes. It returns what was planned and what was done.
+// carryOut prints what a plan would do, and lets the server carry it out after a yes. It returns the status of the dry
+// run, and that of the plan as carried out.
 func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, print func(history.PlanStatus)) (planned, done history.PlanStatus, err error) {
 	planned, err = t.send(ctx, history.Plan{Spec: spec}, true)
 	if err != nil {
@@ -57,13 +58,13 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 	if err := t.confirm(ctx, yes); err != nil {
 		return planned, done, err
 	}
-	agreed := history.PlanStatus{Revision: planned.Revision} // no more than the server compares, since a body has a bound
+	agreed := history.PlanStatus{Revision: planned.Revision} // only what the server compares, because a body is bounded
 	for _, c := range planned.Changes {
 		if isWrite(c) {
 			agreed.Changes = append(agreed.Changes, history.PlanChange{Object: c.Object.Named(), Seen: c.Seen, Revisions: c.Revisions})
 		}
 	}
-	written := map[history.Reference]bool{} // what a later round finds otherwise is what admission has made of it
+	written := map[history.Reference]bool{} // if a later round finds these different, admission has changed them
 	for more := true; more; {
 		next, err := t.send(ctx, history.Plan{Spec: spec, Status: agreed}, false)
 		if err != nil {
@@ -84,10 +85,10 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 	return planned, done, nil
 }
 
-// isWrite says that a change is to be written.
+// isWrite says that a change would write its object.
 func isWrite(c history.PlanChange) bool { return c.Verb != "" && c.Left == "" }
 
-// doneLine says what was done about an object.
+// doneLine prints what was done to an object.
 func (t *Tool) doneLine(c history.PlanChange) {
 	if !isWrite(c) {
 		return
@@ -110,14 +111,15 @@ func (t *Tool) notes(notes []string) {
 	}
 }
 
-// Undo says which changes to take back: one of an object, or all of a manager or user since a moment.
+// Undo says which changes to take back: one change of an object, or all of a manager or user since a moment.
 type Undo struct {
 	history.PlanUndo
 	All bool
 	Yes bool
 }
 
-// Undo takes changes back. What somebody else has changed since is a conflict: then the object is left alone.
+// Undo takes changes back. If somebody else has changed the same fields since, that is a conflict, and the object is
+// left alone.
 func (t *Tool) Undo(ctx context.Context, u Undo) error {
 	spec := history.PlanSpec{Namespace: t.Namespace, Undo: &u.PlanUndo}
 	switch one := u.Object != ""; {
@@ -133,7 +135,7 @@ func (t *Tool) Undo(ctx context.Context, u Undo) error {
 	if u.Since != "" {
 		since, err := t.pin(ctx, u.Since)
 		if apierrors.HasStatusCause(err, history.CauseYounger) {
-			since, err = "0", nil // from the cell's beginning on
+			since, err = "0", nil // from the cell's beginning
 		}
 		if err != nil {
 			return err
@@ -166,7 +168,7 @@ func (t *Tool) Undo(ctx context.Context, u Undo) error {
 	return nil
 }
 
-// undoLine is a line of the plan.
+// undoLine returns one line of the plan.
 func (t *Tool) undoLine(c history.PlanChange) string {
 	name := c.Object.In(t.Namespace)
 	of := "revision "
@@ -187,7 +189,7 @@ func (t *Tool) undoLine(c history.PlanChange) string {
 	return fmt.Sprintf("%s is without the change already: nothing to do (%s)", name, of)
 }
 
-// Undelete makes an object again as its last version was.
+// Undelete creates an object again as it was in its last version.
 func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	spec := history.PlanSpec{Namespace: t.Namespace, Undelete: &history.PlanObject{Object: object}}
 	_, done, err := t.carryOut(ctx, spec, yes, func(p history.PlanStatus) {
@@ -209,15 +211,15 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	return err
 }
 
-// Restore says what shall be as it was.
+// Restore says what to restore, and to which moment.
 type Restore struct {
 	history.PlanRestore
-	All bool // all of the cluster, not a namespace
+	All bool // the whole cluster, not a namespace
 	Yes bool
 }
 
-// Restore brings back how everything was at a moment. It can be run again after a crash, or to go on with the rest:
-// what is as it was is left alone.
+// Restore brings everything back to how it was at a moment. It can be run again after a crash, or to continue with the
+// rest: objects that are already as they were are left alone.
 func (t *Tool) Restore(ctx context.Context, r Restore) error {
 	if r.To == "" || r.To == "now" {
 		return errors.New("give --to with the moment to go back to, such as 2h")

@@ -1,10 +1,10 @@
-// Package timetravel is what 'logplane history', 'changes', 'show', 'diff', 'blame', 'undelete', 'undo' and 'restore'
-// do. It is a client as kubectl is one: it knows nothing of the log and the bucket, and needs the rights of its user
-// only.
+// Package timetravel implements 'logplane history', 'changes', 'show', 'diff', 'blame', 'undelete', 'undo' and
+// 'restore'. Like kubectl it is only a client: it knows nothing of the log and the bucket, and needs only the rights of
+// its user.
 //
 // Nouns. A moment is a revision, a time, an age or a day (internal/moment). A side is the API at one revision, or the
-// API of now (internal/sides). A plan is what a command would write. The server computes it (internal/apiserver/plans),
-// it is printed, and the server carries it out after a yes.
+// API of now (internal/sides). A plan is what a command would write. The server computes the plan
+// (internal/apiserver/plans), the command prints it, and after a yes the server carries it out.
 package timetravel
 
 import (
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/term"
 )
 
-// ErrDifferent is the result of a diff that has found differences. There is nothing to print about it.
+// ErrDifferent is the result of a diff that has found differences. No message is printed for it.
 var ErrDifferent = errors.New("there are differences")
 
 // Tool carries out one command.
@@ -29,7 +29,7 @@ type Tool struct {
 	*Client
 	In  io.Reader
 	Out io.Writer
-	// Text and YAML make what the API holds safe for a terminal: a text on one line, and an object.
+	// Text and YAML make a text and an object safe for a terminal. Text returns a single line.
 	Text func(string) string
 	YAML func(any) (string, error)
 }
@@ -40,7 +40,7 @@ func terminal(stream any) (*os.File, bool) {
 	return file, ok && term.IsTerminal(int(file.Fd()))
 }
 
-// confirm returns nil if the plan that was printed shall be carried out.
+// confirm returns nil if the printed plan is to be carried out.
 func (t *Tool) confirm(ctx context.Context, yes bool) error {
 	if yes {
 		return nil
@@ -50,7 +50,7 @@ func (t *Tool) confirm(ctx context.Context, yes bool) error {
 	}
 	fmt.Fprint(t.Out, "Do it? [y/N] ")
 	answered := make(chan string, 1)
-	go func() { // it ends with the process, if nobody answers
+	go func() { // if nobody answers, it ends with the process
 		answer, _ := bufio.NewReader(t.In).ReadString('\n') // no answer is a no
 		answered <- strings.ToLower(strings.TrimSpace(answer))
 	}()
@@ -65,7 +65,7 @@ func (t *Tool) confirm(ctx context.Context, yes bool) error {
 	}
 }
 
-// line prints one line, in which nothing moves a terminal's cursor.
+// line prints one line that cannot move a terminal's cursor.
 func (t *Tool) line(format string, args ...any) {
 	fmt.Fprintln(t.Out, t.Text(fmt.Sprintf(format, args...)))
 }
@@ -88,7 +88,7 @@ func (t *Tool) print(object any, output string) error {
 	return err
 }
 
-// checkOutput refuses an --output that a command does not have.
+// checkOutput refuses an --output that the command does not support.
 func checkOutput(output string, known ...string) error {
 	if slices.Contains(known, output) {
 		return nil

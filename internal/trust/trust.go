@@ -1,4 +1,4 @@
-// Package trust says whether files are this user's alone, so that what is read of them can be believed.
+// Package trust says whether only this user can write files, so that their content can be trusted.
 package trust
 
 import (
@@ -12,7 +12,7 @@ import (
 
 const writableByOthers = 0o022
 
-// Folder makes a folder that only this user may enter, unless it is there, and checks it as File does.
+// Folder creates a folder that only this user may enter, unless it exists, and then checks it as File does.
 func Folder(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -20,12 +20,12 @@ func Folder(path string) error {
 	return File(path)
 }
 
-// File refuses a file or folder that another user of this machine may have written, as sshd does with its keys: it and
-// all folders above it must be this user's or root's, and nobody else may write there. A folder above it may be sticky
-// instead, as /tmp: nobody takes away there what is another's.
+// File refuses a file or folder that another user of this machine may have written, as sshd does with its keys. It and
+// all folders above it must belong to this user or root, and nobody else may write there. A folder above may instead be
+// sticky, as /tmp is: there nobody can remove another user's files.
 //
-// What root has mounted for this process, such as a volume of a container, is as private as the mount: Kubernetes lets
-// everybody write into a volume, who are the containers of its Pod.
+// A mount that root has made for this process, such as a volume of a container, is trusted even if everybody may write
+// to it: in a volume that Kubernetes makes so, everybody means the containers of its Pod.
 func File(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func check(path string, above bool) error {
 	}
 }
 
-// isMount says whether a file system of its own begins with the folder.
+// isMount says whether the folder is a mount point.
 func isMount(path string, device uint64) bool {
 	var above unix.Stat_t
 	return unix.Lstat(filepath.Dir(path), &above) == nil && uint64(above.Dev) != device //nolint:unconvert // as above
