@@ -29,11 +29,11 @@ import (
 const (
 	authorityFile    = "ca.crt"
 	authorityKeyFile = "ca.key"
-	// CertificateLife is how long a certificate is good. dev makes its own anew with each start.
+	// CertificateLife is how long certificates are valid. dev makes its own anew at each start.
 	CertificateLife = 365 * 24 * time.Hour
 )
 
-// Authority signs the certificates of a cell: of its server and of its users.
+// Authority signs the certificates of a cell's server and of its users.
 type Authority struct {
 	// Path of the file with its certificate.
 	Path        string
@@ -41,7 +41,7 @@ type Authority struct {
 	key         crypto.Signer
 }
 
-// OpenAuthority reads a certificate and its key, PEM.
+// OpenAuthority reads a certificate and its key, both PEM.
 func OpenAuthority(certificateFile, keyFile string) (*Authority, error) {
 	pair, err := tls.LoadX509KeyPair(certificateFile, keyFile)
 	if err != nil {
@@ -54,8 +54,8 @@ func OpenAuthority(certificateFile, keyFile string) (*Authority, error) {
 	return &Authority{certificateFile, pair.Leaf, key}, nil
 }
 
-// AuthorityOf opens the authority of a 'logplane dev --secure' with that data folder. Nobody but this user may be able
-// to write it.
+// AuthorityOf opens the authority of the 'logplane dev --secure' with that data folder. It fails if another user may be
+// able to write the authority.
 func AuthorityOf(folder string) (*Authority, error) {
 	certificate, key := filepath.Join(folder, authorityFile), filepath.Join(folder, authorityKeyFile)
 	for _, path := range []string{certificate, key} {
@@ -74,7 +74,7 @@ func ensureAuthority(folder string) (*Authority, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The certificate comes last: while it is missing, a kill has left no authority.
+		// The certificate is written last, so a process killed earlier leaves no half-made authority.
 		if err := errors.Join(replaceFile(filepath.Join(folder, authorityKeyFile), key), replaceFile(path, certificate)); err != nil {
 			return nil, fmt.Errorf("write the authority: %w", err)
 		}
@@ -82,7 +82,7 @@ func ensureAuthority(folder string) (*Authority, error) {
 	return AuthorityOf(folder)
 }
 
-// newAuthority makes a certificate that is good for ten years, and its key. Both are PEM.
+// newAuthority makes a certificate that is valid for ten years, and its key. Both are PEM.
 func newAuthority(name string) (certificate, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -98,10 +98,10 @@ func newAuthority(name string) (certificate, key []byte, err error) {
 	return certificatePEM(signed.Raw), key, nil
 }
 
-// PEM is its certificate.
+// PEM returns the authority's certificate.
 func (a *Authority) PEM() []byte { return certificatePEM(a.certificate.Raw) }
 
-// server signs a certificate for a server on loopback, and on the host if that is another. Certificate and key are PEM.
+// server signs a certificate for a server on loopback and on the given host. Certificate and key are PEM.
 func (a *Authority) server(host string) (certificate, key []byte, err error) {
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "logplane"}, DNSNames: []string{"localhost"},
@@ -117,7 +117,7 @@ func (a *Authority) server(host string) (certificate, key []byte, err error) {
 	return a.sign(template, CertificateLife)
 }
 
-// User signs a certificate of a user in groups, good for so long. Certificate and key are PEM.
+// User signs a certificate for a user in groups, valid for the given time. Certificate and key are PEM.
 func (a *Authority) User(life time.Duration, name string, groups ...string) (certificate, key []byte, err error) {
 	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, life)
 }
@@ -137,7 +137,7 @@ func (a *Authority) sign(template *x509.Certificate, life time.Duration) (certif
 	}
 	template.NotBefore, template.NotAfter = a.certificate.NotBefore, time.Now().Add(life)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	// OpenSSL takes a certificate without these ids for self-signed if its subject is the authority's.
+	// Without these ids OpenSSL takes a certificate for self-signed if its subject is the authority's.
 	public, err := x509.MarshalPKIXPublicKey(private.Public())
 	if err != nil {
 		return nil, nil, fmt.Errorf("name a key: %w", err)
@@ -156,7 +156,8 @@ func certificatePEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: der})
 }
 
-// replaceFile writes a file that only its owner may read. A kill leaves all of it or none.
+// replaceFile writes a file that only its owner may read. If the process is killed, the old or the new file is
+// complete.
 func replaceFile(path string, content []byte) error {
 	written := path + ".new"
 	if err := os.WriteFile(written, content, 0o600); err != nil {

@@ -21,22 +21,22 @@ const (
 	adminKubeconfig = "admin.kubeconfig"
 )
 
-// Credentials are the files by which the processes of a cell and their first administrator know each other.
+// Credentials are the files with which the processes of a cell and its first administrator authenticate to each other.
 type Credentials struct {
-	// Authority has signed the certificates of the server and of the administrator. Only whoever signs more of them
-	// needs its key.
+	// Authority has signed the certificates of the server and of the administrator. Its key is needed only to sign more
+	// of them.
 	Authority, AuthorityKey string
-	// Server is the server's certificate, for a year.
+	// Server is the server's certificate, valid for a year.
 	Server, ServerKey string
 	// SigningKey signs the tokens of service accounts.
 	SigningKey string
-	// Kubeconfig is the administrator's, for a year.
+	// Kubeconfig is the administrator's, valid for a year.
 	Kubeconfig string
 }
 
-// EnsureCredentials makes the files that are missing in the folder, for an API that clients reach under the address.
-// It replaces nothing: what is there already stays and is used, and must fit the address and be this user's alone to
-// write. Only the owner may read the files that it makes.
+// EnsureCredentials makes the missing files in the folder, for an API that clients reach under the address. It replaces
+// no file: an existing file is used. It must fit the address, and only this user may be able to write it. Only the
+// owner may read the files that EnsureCredentials makes.
 func EnsureCredentials(folder, address string) (*Credentials, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
@@ -73,7 +73,7 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 	return c, c.checkKubeconfig(url)
 }
 
-// checkServer refuses a certificate that clients of the host would not believe.
+// checkServer refuses a server certificate that clients of the host would not accept.
 func (c *Credentials) checkServer(host string) error {
 	pair, err := tls.LoadX509KeyPair(c.Server, c.ServerKey)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Credentials) checkServer(host string) error {
 	return nil
 }
 
-// checkKubeconfig refuses one that leads elsewhere.
+// checkKubeconfig refuses a kubeconfig for another URL.
 func (c *Credentials) checkKubeconfig(url string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *Credentials) checkKubeconfig(url string) error {
 	return nil
 }
 
-// Flags are those of 'api' and 'watcher' that use the files, but for --root-ca-file.
+// Flags returns the flags of 'api' and 'watcher' for these files, except --root-ca-file.
 func (c *Credentials) Flags(address string) string {
 	return strings.Join([]string{
 		"--tls-cert-file " + c.Server, "--tls-private-key-file " + c.ServerKey, "--client-ca-file " + c.Authority,
@@ -105,7 +105,7 @@ func (c *Credentials) Flags(address string) string {
 	}, " \\\n  ")
 }
 
-// kubeconfig is an administrator's.
+// kubeconfig returns an administrator's kubeconfig.
 func (a *Authority) kubeconfig(url string) ([]byte, error) {
 	certificate, key, err := a.admin()
 	if err != nil {
@@ -114,7 +114,8 @@ func (a *Authority) kubeconfig(url string) ([]byte, error) {
 	return clientcmd.Write(*kubeconfigOf(url, a.PEM(), certificate, key))
 }
 
-// ensurePair makes a certificate and its key if both are missing. One without the other may be half of somebody's.
+// ensurePair makes a certificate and its key if both are missing. If only one is missing, the other may belong to
+// somebody's pair, so that is an error.
 func ensurePair(certificate, key string, generate func() (certificate, key []byte, err error)) error {
 	var missing []string
 	for _, path := range []string{certificate, key} {
@@ -149,7 +150,7 @@ func ensureFile(path string, generate func() ([]byte, error)) error {
 	return writeNew(path, content)
 }
 
-// writeNew writes a file that is not there yet. A kill leaves all of it or none.
+// writeNew writes a file that does not exist yet. If the process is killed, the file is complete or missing.
 func writeNew(path string, content []byte) error {
 	written, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // only its owner may read it
 	if err != nil {
@@ -160,5 +161,5 @@ func writeNew(path string, content []byte) error {
 	if err := errors.Join(err, written.Sync(), written.Close()); err != nil {
 		return fmt.Errorf("write '%s': %w", path, err)
 	}
-	return os.Link(written.Name(), path) // unlike a rename, it replaces nothing
+	return os.Link(written.Name(), path) // unlike a rename, it never replaces a file
 }

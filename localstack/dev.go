@@ -35,49 +35,49 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// commitCadence is how often a dirty projection is committed. Nobody else reads this cell, so what waits is in memory,
-// and a commit packs all that waits in the root again.
+// commitCadence is how often a dirty projection is committed. Nobody else reads this cell, so uncommitted events are in
+// memory anyway, and each commit packs all inlined rows into the root again.
 const commitCadence = 5 * time.Second
 
-// healCadence is how often the log server is asked whether it can still write.
+// healCadence is how often the log server is asked whether it can write again.
 const healCadence = time.Second
 
-// settleTimeout is how long a new cell waits for its first request before it begins what no request waits for. Begun at
-// once, that takes the processors from the first answer, which then comes 15 ms later.
+// settleTimeout is how long a new cell waits for its first request before it begins its background work. If the work
+// began at once, it would take processor time from the first answer, which then comes 15 ms later.
 const settleTimeout = 250 * time.Millisecond
 
-// drainTimeout is how long clients of watches may take to receive their last bookmark when the cell stops.
+// drainTimeout is how long clients of watches may take to receive their last bookmarks when the cell stops.
 const drainTimeout = time.Second
 
-// Config of an embedded cell.
+// Config is that of an embedded cell.
 type Config struct {
-	// Folder holds everything; it is made if missing, and locked while the cell runs.
+	// Folder holds everything. It is made if missing, and locked while the cell runs.
 	Folder string
 	// InMemory keeps the log and the bucket in memory; Folder then holds only the lock and the kubeconfig.
 	InMemory bool
 	// Listen is the loopback address to serve on; port 0 takes a free one.
 	Listen string
-	// Secure serves HTTPS and requires credentials, which RBAC judges. The kubeconfig then holds an administrator's
-	// certificate. Otherwise it is plain HTTP, and a client without credentials is an administrator.
+	// Secure serves HTTPS and requires credentials; RBAC authorizes. The kubeconfig then has an administrator's
+	// certificate. Without Secure the cell serves plain HTTP, and a client without credentials is an administrator.
 	Secure bool
-	// EventsListen is the loopback address where NATS subscribers receive events, and can do nothing else;
-	// empty for none.
+	// EventsListen is the loopback address where NATS subscribers receive events, and can do nothing else. It is empty
+	// for none.
 	EventsListen string
-	// EventsBodies are the resources of which subscribers receive bodies as well.
+	// EventsBodies are the resources whose bodies subscribers receive too.
 	EventsBodies []eventlog.Resource
-	// LogRetention, Retention, History and HistoryRules as in the projection's configuration.
+	// LogRetention and the others are as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 	HistoryRules                     []projection.HistoryRule
 	Checkpoints                      []projection.CheckpointRule
-	// CacheBytes is what all caches may have together; 32 MiB by default.
+	// CacheBytes is what all caches together may hold, 32 MiB by default.
 	CacheBytes int64
-	// MaxWatches is how many watches may be open, 429 beyond; 0 for no limit.
+	// MaxWatches is how many watches may be open. Further ones get 429. 0 means no limit.
 	MaxWatches int
 	// ForbidPrivileged refuses privileged containers (apiserver.Config).
 	ForbidPrivileged bool
-	// Flagz is what '/flagz' shows; nil for nothing.
+	// Flagz is what '/flagz' shows, nil for nothing.
 	Flagz    flagz.Reader
-	readOnly bool // the cell is only looked at
+	readOnly bool // the cell is only read
 }
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
@@ -96,8 +96,8 @@ type Dev struct {
 	running    *errgroup.Group
 }
 
-// Start starts a cell and returns when it serves requests. The projector and the lifecycle begin a little later
-// (Settled). The caller must Stop it. An error is also ctx's if ctx has ended.
+// Start starts a cell and returns when the cell serves requests. The projector and the lifecycle begin a little later
+// (Settled). The caller must call Stop. If ctx has ended, the error includes ctx's.
 func Start(ctx context.Context, c Config) (*Dev, error) {
 	d := &Dev{}
 	if err := d.start(ctx, c); err != nil {
@@ -126,7 +126,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 		return err
 	}
 	d.onStop(unlock)
-	_ = os.Remove(filepath.Join(c.Folder, doorName)) // left by a kill; this run writes its own, or none
+	_ = os.Remove(filepath.Join(c.Folder, doorName)) // a killed run may have left it; this run writes its own, or none
 	cell, err := d.openCell(ctx, c)
 	if err != nil {
 		return err
@@ -157,7 +157,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	return d.run(ctx, listener, server, cell, writers)
 }
 
-// run starts what lives as long as the cell. If one part fails, all end and Wait says why.
+// run starts the parts that live as long as the cell. If one part fails, all end and Wait returns its error.
 func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell, writers *kubestore.Writers) error {
 	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, Deletion: server.Deletion, BesideDeletion: server.BesideDeletion,
 		RootCA: server.RootCA(), AwaitWriters: writers.Wait, CheckRemote: server.CheckRemote, IsRemote: server.IsRemote})
@@ -195,7 +195,7 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	return nil
 }
 
-// healLog opens the log again after its disk was full, until ctx ends.
+// healLog opens the log again once its full disk has room, until ctx ends.
 func (d *Dev) healLog(ctx context.Context) error {
 	look := time.NewTicker(healCadence)
 	defer look.Stop()
@@ -249,8 +249,8 @@ const (
 	issuer = "https://kubernetes.default.svc.cluster.local"
 )
 
-// ensureSigningKey returns the path of the key that signs tokens of
-// service accounts, and makes it if missing. The folder must be locked.
+// ensureSigningKey returns the path of the key that signs tokens of service accounts. It makes the key if missing. The
+// folder must be locked.
 func ensureSigningKey(folder string) (string, error) {
 	path := filepath.Join(folder, signingKeyName)
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -321,7 +321,7 @@ func openBucket(c Config) (bucket.Bucket, error) {
 	return bucket.Count(b), nil
 }
 
-// openAccess makes the keys and certificates that are missing, and says how requests are authenticated.
+// openAccess makes the missing keys and certificates, and returns how requests are authenticated.
 func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
 	key, err := ensureSigningKey(c.Folder)
 	if err != nil {
@@ -365,26 +365,26 @@ func (d *Dev) URL() string {
 	return "http://" + d.address
 }
 
-// Kubeconfig is the path of the file that points kubectl at the API.
+// Kubeconfig is the path of the kubeconfig for the API.
 func (d *Dev) Kubeconfig() string { return d.kubeconfig }
 
-// EventsURL is where NATS subscribers connect, empty for nowhere.
+// EventsURL is where NATS subscribers connect, or the empty string.
 func (d *Dev) EventsURL() string { return d.events }
 
-// RESTConfig is for client-go, as an administrator.
+// RESTConfig is an administrator's configuration for client-go.
 func (d *Dev) RESTConfig() *rest.Config {
 	return &rest.Config{Host: d.URL(), TLSClientConfig: d.client}
 }
 
-// Rest lets go of what nobody has used lately, and of the blocks that only lists have read. It returns how many bytes
-// that was.
+// Rest drops cached data that was not used lately, and blocks that only lists have read. It returns how many bytes it
+// has dropped.
 func (d *Dev) Rest() int64 { return d.budget.DropCold() }
 
-// Shrink lets go of most of what is kept to save time: the cell has nothing to do.
+// Shrink drops most of what only saves time. It is for an idle cell.
 func (d *Dev) Shrink() { d.server.Shrink() }
 
-// Settled is closed when the cell has answered its first request, or has waited long enough for one. Only then does it
-// begin what no request waits for.
+// Settled is closed when the cell has answered its first request, or has waited long enough for one. Only then does the
+// cell begin its background work.
 func (d *Dev) Settled() <-chan struct{} { return d.settled }
 
 // Wait returns when a part of the cell has failed, or after Stop.
@@ -395,7 +395,7 @@ func (d *Dev) Wait() error {
 	return nil
 }
 
-// Stop ends the cell and waits for all of it. Killing the process instead loses nothing acknowledged.
+// Stop ends the cell and waits for all of it. Even if the process is killed instead, no acknowledged write is lost.
 func (d *Dev) Stop() error {
 	var err error
 	if d.stop != nil {

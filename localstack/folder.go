@@ -30,7 +30,7 @@ func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeF
 	return cell, d.Stop, nil
 }
 
-// Attach opens the cell of a running 'logplane dev' to look on. It stays open while dev is started again. The caller
+// Attach opens the cell of a running 'logplane dev' to read it. The cell stays open while dev is restarted. The caller
 // must call detach.
 func Attach(ctx context.Context, folder string) (cell kubestore.Cell, detach func(), err error) {
 	if err := checkFolder(folder, "lock"); err != nil {
@@ -74,7 +74,7 @@ func openAttached(ctx context.Context, folder string, c eventlog.Config) (kubest
 	return kubestore.Cell{Log: log, Projection: p, Cluster: cluster, Objects: kubestore.NewObjects(p.Budget())}, nil
 }
 
-// checkFolder fails where dev never made what is asked for: the lock would make a folder.
+// checkFolder fails if dev has never made the folder's content. Otherwise locking would make a folder.
 func checkFolder(folder, holding string) error {
 	if _, err := os.Stat(filepath.Join(folder, holding)); err != nil {
 		return fmt.Errorf("'%s' is not a data folder of 'logplane dev': %w", folder, err)

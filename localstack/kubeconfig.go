@@ -11,7 +11,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// folderExtension is where a kubeconfig names the data folder of the 'logplane dev' that it leads to. kubectl keeps
+// folderExtension is the extension of a kubeconfig that names the data folder of its 'logplane dev'. kubectl keeps
 // extensions when it merges and changes kubeconfigs.
 const folderExtension = "logplane.dev/data"
 
@@ -34,11 +34,11 @@ func writeKubeconfig(folder string, to *rest.Config) (string, error) {
 	return path, nil
 }
 
-// kubeconfigName is the name of the cluster, the user and the context of a kubeconfig of ours.
+// kubeconfigName is the name of the cluster, the user and the context in our kubeconfigs.
 const kubeconfigName = "logplane"
 
-// kubeconfigOf leads to a server, for who has the certificate. An authority of nil is the system's; without a
-// certificate nobody shows one.
+// kubeconfigOf returns a kubeconfig for a server and the owner of the certificate. A nil authority means the system's,
+// and a nil certificate means that the client has none.
 func kubeconfigOf(server string, authority, certificate, key []byte) *clientcmdapi.Config {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[kubeconfigName] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: authority}
@@ -48,8 +48,8 @@ func kubeconfigOf(server string, authority, certificate, key []byte) *clientcmda
 	return config
 }
 
-// FolderOf is the data folder that a kubeconfig's current context leads to, empty if it is not that of a
-// 'logplane dev'. Without a path it is the kubeconfig that kubectl would use.
+// FolderOf returns the data folder of the 'logplane dev' to which a kubeconfig's current context leads. It is empty if
+// the context leads elsewhere. Without a path, FolderOf uses the kubeconfig that kubectl would use.
 func FolderOf(kubeconfig string) (string, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errTaken: the lock is another process's.
+// errTaken says that another process holds the lock.
 var errTaken = errors.New("another logplane uses the data folder")
 
-// lock makes the folder and takes it for this process. The kernel drops the lock when the process dies, so a kill
-// leaves nothing to clean up.
+// lock makes the folder and locks it for this process. The kernel drops the lock when the process dies, so there is
+// nothing to clean up after a kill.
 func lock(folder string) (unlock func() error, err error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
@@ -29,7 +29,7 @@ func lock(folder string) (unlock func() error, err error) {
 		}
 		return nil, fmt.Errorf("lock the data folder '%s': %w", folder, err)
 	}
-	_ = file.Truncate(0) // whoever wants to end the process finds its id here; the lock holds without it
+	_ = file.Truncate(0) // users find the process's id here; the lock does not need it
 	_, _ = file.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	return file.Close, nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// Start runs a server for one test, until the test ends, and returns how to reach it. It stores in memory and listens
-// on a free loopback port. It serves built-in resources and CustomResourceDefinitions; there are no controllers and no
+// Start runs a server until the test ends, and returns how to reach it. The server stores in memory and listens on a
+// free loopback port. It serves built-in resources and CustomResourceDefinitions. There are no controllers and no
 // nodes.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
@@ -33,7 +33,7 @@ func Start(t testing.TB) *rest.Config {
 	return config
 }
 
-// Run runs the same server for all tests of a package, from its TestMain, until stop is called.
+// Run runs the same kind of server for all tests of a package, from its TestMain, until stop is called.
 func Run(ctx context.Context) (config *rest.Config, stop func() error, err error) {
 	folder, err := os.MkdirTemp("", "logplanetest-")
 	if err != nil {

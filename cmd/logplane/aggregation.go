@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 )
 
-// proxying is how this process shows other API servers who it is, as flags.
+// proxying has the flags of the certificate by which other API servers know this process.
 type proxying struct{ certFile, keyFile string }
 
 func (p *proxying) register(flags *pflag.FlagSet) {
@@ -28,17 +28,17 @@ func (p *proxying) configure(c *apiserver.Config) {
 	c.ProxyClientCertFile, c.ProxyClientKeyFile = p.certFile, p.keyFile
 }
 
-// registerTrust adds the flags that say what is published.
+// registerTrust adds the flags for what is published to remote API servers.
 func registerTrust(flags *pflag.FlagSet, trust *aggregation.Trust) {
 	flags.StringVar(&trust.RequestHeaderCAFile, "requestheader-client-ca-file", "", "authorities of --proxy-client-cert-file, published for the servers of remote APIServices; this process itself takes no proxy's word")
 	flags.StringSliceVar(&trust.AllowedNames, "requestheader-allowed-names", nil, "common names that --proxy-client-cert-file may have, published too; any by default")
 }
 
-// publishTimeout bounds what a process does for others before it serves.
+// publishTimeout bounds what a process publishes before it serves.
 const publishTimeout = 10 * time.Second
 
-// publish writes what remote servers must know of this process. A process that cannot do so serves all the same:
-// another may have done it, and the next start tries again.
+// publish writes what remote servers must know of this process. If it fails the process serves all the same: another
+// process may have published it, and the next start tries again.
 func publish(ctx context.Context, server interface {
 	Publish(context.Context, aggregation.Trust) error
 }, trust aggregation.Trust) {

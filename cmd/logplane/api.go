@@ -18,7 +18,7 @@ func newAPI() *cobra.Command {
 	var (
 		where = connection{command: "api"}
 		how   serving
-		// There are no watches here, but streams.
+		// This command serves no watches, but it does serve streams.
 		limits     apiserver.WatchLimits
 		invokeMode string
 	)

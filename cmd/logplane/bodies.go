@@ -40,8 +40,8 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 	return parsed, nil
 }
 
-// checkExists refuses a resource that no cell can have. The groups of custom resources have a dot. Which of those
-// exist, or will exist, nobody knows before there is a cell.
+// checkExists refuses a resource that no cell can have. It accepts every group with a dot: custom resources have such
+// groups, and which of those exist is not known before there is a cell.
 func checkExists(r eventlog.Resource) error {
 	if strings.Contains(r.Group, ".") {
 		return nil
@@ -53,8 +53,8 @@ func checkExists(r eventlog.Resource) error {
 	return errors.New("there is no such resource; it must be the plural name, with the group if it has one")
 }
 
-// republishBodies sets the list to the flag's value, if the flag was given. No resource on the resulting list may be
-// encrypted. Otherwise the events would publish what the API hides from a reader of its disks.
+// republishBodies sets the list to the flag's value, if the flag was given. It refuses encrypted resources in the
+// resulting list. Otherwise the events would publish content that is encrypted on disk.
 func republishBodies(ctx context.Context, c eventlog.Config, given bool, list []eventlog.Resource, encryption string) error {
 	if !given {
 		var err error

@@ -31,14 +31,14 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// connection says where a cell's log and bucket are, as flags.
+// connection has the flags that say where a cell's log and bucket are.
 type connection struct {
 	nats, natsCredentials, natsCA    string
 	stream, subjectPrefix            string
 	replicas                         int
 	reads                            string
 	bucket                           string
-	bucketFlag                       string // what bucket was given by, '--bucket' if it is empty
+	bucketFlag                       string // the flag that set bucket, '--bucket' if this is empty
 	s3Endpoint, s3Region             string
 	s3PathStyle                      bool
 	s3CA                             string
@@ -51,9 +51,9 @@ type connection struct {
 	memory                           memoryLimit
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
-	command                          string // as the log's servers are told
+	command                          string // as the log's servers see it
 	createBucket                     bool   // the S3 bucket may be made
-	readOnly                         bool   // for a process that only looks: nothing is written
+	readOnly                         bool   // for a process that writes nothing
 	founds                           bool   // for the one command that makes the bucket's first root
 	tracer                           trace.Tracer
 }
@@ -89,7 +89,7 @@ func (c *connection) registerS3(flags *pflag.FlagSet) {
 	flags.StringVar(&c.s3CA, "s3-ca-file", "", "CA certificates that the bucket's server must be signed by, instead of the system's")
 }
 
-// registerCreate adds the flag of the commands that may make the bucket itself.
+// registerCreate adds the flag of commands that may create the bucket.
 func (c *connection) registerCreate(flags *pflag.FlagSet) {
 	flags.BoolVar(&c.createBucket, "create-bucket", false, "make the S3 bucket if it is missing, in --s3-region; otherwise a name that was mistyped makes none")
 }
@@ -101,17 +101,17 @@ func (c *connection) registerObjects(flags *pflag.FlagSet) {
 	registerPrivileged(flags, &c.allowPrivileged)
 }
 
-// registerPrivileged adds kube-apiserver's flag with the value that every distribution gives it.
+// registerPrivileged adds kube-apiserver's flag, with the default that every distribution uses.
 func registerPrivileged(flags *pflag.FlagSet, allow *bool) {
 	flags.BoolVar(allow, "allow-privileged", true, "allow privileged containers, which CNI plugins, CSI drivers and node agents are; the same for every command that has it")
 }
 
-// defaultHistory is how long a cell keeps the past of its objects, wherever it runs.
+// defaultHistory is how long a cell keeps the past of its objects by default, wherever the cell runs.
 const defaultHistory = 7 * 24 * time.Hour
 
-// defaultHistoryRules let go sooner what processes write by themselves, again and again, and nobody asks about later:
-// Leases, with which nodes and leaders say that they live, Events, what EndpointSlices and Endpoints are made from, and
-// the heartbeats in the status of Nodes.
+// defaultHistoryRules drop earlier what processes write again and again, and nobody asks about later: Leases, by which
+// nodes and leaders show that they are alive, Events, the EndpointSlices and Endpoints that controllers write, and the
+// heartbeats in the status of Nodes.
 var defaultHistoryRules = historyRules{
 	rules: &[]projection.HistoryRule{
 		{Prefix: "/leases"}, {Prefix: "/events", Keep: time.Hour}, {Prefix: "/endpointslices", Keep: time.Hour},
@@ -120,8 +120,8 @@ var defaultHistoryRules = historyRules{
 	text: "leases.coordination.k8s.io=none,events=1h,endpointslices.discovery.k8s.io=1h,endpoints=1h,nodes=24h",
 }
 
-// settleHistory fits the defaults to what else was asked for: --history reaches as far as --retention, and has no rule
-// that keeps for as long.
+// settleHistory adapts the defaults to the other flags: --history is at least --retention, and a default rule that
+// keeps events as long as --history is dropped.
 func settleHistory(floor time.Duration, history *time.Duration, rules *[]projection.HistoryRule) {
 	if *history == defaultHistory {
 		*history = max(*history, floor)
@@ -141,11 +141,12 @@ func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration,
 	flags.Var(&historyRules{rules: rules, text: defaultHistoryRules.text}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too, but not for less than --retention and a 168th of --history; they take the place of the default ones, and 'none' is for no rules")
 }
 
-// requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.
+// requestDeadline is upstream's default and the longest time that a request may take. Events stay in the log for
+// longer.
 const requestDeadline = time.Minute
 
-// checkRetention refuses values with which a stalled writer could meet
-// a purged precondition, and values that promise more than is kept.
+// checkRetention refuses values with which a stalled writer could meet a purged precondition, and values that promise
+// more than is kept.
 func checkRetention(log, floor, history time.Duration, rules []projection.HistoryRule) error {
 	if shortest := eventlog.MinRetention(requestDeadline); log < shortest {
 		return fmt.Errorf("--log-retention is %s: it must be at least %s", log, shortest)
@@ -164,7 +165,7 @@ func checkRetention(log, floor, history time.Duration, rules []projection.Histor
 	return nil
 }
 
-// check refuses values without meaning. A process that only looks has no flags for what it would keep.
+// check refuses meaningless values. A process that only reads has no flags for what would be kept.
 func (c *connection) check() error {
 	if c.reads != "quorum" && c.reads != "leader" {
 		return fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
@@ -191,7 +192,7 @@ type cell struct {
 
 func (c *cell) close() { c.log.Conn.Close() }
 
-// open connects to the cell. Nothing is created: 'logplane init' does that.
+// open connects to the cell. It creates nothing: 'logplane init' does that.
 func (c *connection) open(ctx context.Context) (*cell, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -223,7 +224,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 		}
 	}
 	budget := cache.NewBudget(memory.Caches(unlimitedMiB))
-	if !c.readOnly { // the flag is there
+	if !c.readOnly { // otherwise there is no such flag
 		c.memory.say(ctx, c.command, budget.Limit())
 	}
 	p, err := projection.Open(projection.Config{
@@ -240,7 +241,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 	}}, nil
 }
 
-// connectionName is what the names of a cell's connections begin with. The command and its version follow.
+// connectionName is the beginning of the names of a cell's connections. The command and its version follow.
 const connectionName = "logplane "
 
 // dial connects to the log's servers. The caller closes the connection.
@@ -255,28 +256,29 @@ func (c *connection) dial() (eventlog.Config, error) {
 	}, nil
 }
 
-// apiserver sets what must be the same in every process that writes objects.
+// apiserver returns the settings that must be the same in every process that writes objects.
 func (c *connection) apiserver(opened *cell) apiserver.Config {
 	return apiserver.Config{BeyondLoopback: true, Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA, ForbidPrivileged: !c.allowPrivileged}
 }
 
-// inProcess is an apiserver that only this process calls.
+// inProcess returns an apiserver that only this process calls.
 func (c *connection) inProcess(opened *cell, change ...func(*apiserver.Config)) (*apiserver.Server, error) {
 	config := c.apiserver(opened)
 	for _, f := range change {
 		f(&config)
 	}
-	config.ExternalAddress = "localhost:443" // upstream wants one with a port; nobody sees it
+	config.ExternalAddress = "localhost:443" // upstream needs an address with a port; nobody sees it
 	return apiserver.New(config)
 }
 
-// lacksFolder says that the URL is of a folder that is not there. To open it as a bucket would make it.
+// lacksFolder says that the URL is that of a folder that does not exist. Opening it as a bucket would make it.
 func lacksFolder(u *url.URL) bool {
 	_, err := os.Stat(filepath.FromSlash(u.Path))
 	return u.Scheme == "file" && errors.Is(err, fs.ErrNotExist)
 }
 
-// ensureBucket finds the bucket, or makes it if it may, proves that it does what is needed of one, and says all that.
+// ensureBucket finds the bucket, or creates it if that is allowed. It proves that the bucket does all that is needed,
+// and prints the result.
 func (c *connection) ensureBucket(ctx context.Context, w io.Writer, b bucket.Bucket, prefix string, folderIsNew bool) error {
 	made, err := bucket.Ensure(ctx, b, c.createBucket)
 	if err == nil {
@@ -293,7 +295,7 @@ func (c *connection) ensureBucket(ctx context.Context, w io.Writer, b bucket.Buc
 	return nil
 }
 
-// openBucket opens what --bucket names and returns the cell's prefix in it.
+// openBucket opens the bucket in the flags and returns the cell's prefix in it.
 func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, error) {
 	flag := cmp.Or(c.bucketFlag, "--bucket")
 	if c.bucket == "" {
@@ -317,7 +319,7 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 		}
 		b, err := filesystem.Open(folder)
 		if err == nil && !c.readOnly {
-			// To refuse it would be too strict: many a system lets a group write that has one member.
+			// This only warns: on many systems a group may write, but has a single member.
 			if err := trust.File(folder); err != nil {
 				slog.WarnContext(ctx, "others could change what the bucket has", "err", err)
 			}

@@ -64,7 +64,7 @@ func newDev() *cobra.Command {
 	return cmd
 }
 
-// waitAndStop ends the cell when the command is interrupted or a part of it fails.
+// waitAndStop ends the cell when the command is interrupted or a part of the cell fails.
 func waitAndStop(cmd *cobra.Command, dev *localstack.Dev) error {
 	failed := make(chan error, 1)
 	go func() { failed <- dev.Wait() }()

@@ -19,13 +19,14 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// When the doctor finds something noteworthy. An fsync of the fastest disks takes tens of microseconds.
+// These are the limits beyond which the doctor reports something. An fsync of the fastest disks takes tens of
+// microseconds.
 const (
 	skewLimit    = 2 * time.Second
 	clockLimit   = time.Minute // by which the cell's clock may be ahead, as processes' clocks may differ
 	lagLimit     = 10 * time.Second
 	fastestSync  = 50 * time.Microsecond
-	askTime      = 5 * time.Second // for one question to a server's monitoring
+	askTime      = 5 * time.Second // for one request to a server's monitoring
 	mostAnswered = 64 << 20        // bytes of the answer
 	mostListed   = 20              // of the names of processes
 )
@@ -83,7 +84,7 @@ func (d *doctor) say(verdict, what, format string, args ...any) {
 	fmt.Fprintf(d.w, "%-4s  %-9s  %s\n", verdict, what, printableError(fmt.Errorf(format, args...)))
 }
 
-// fail says an error as a problem, and whether there is one.
+// fail reports an error as a problem, and returns whether there is one.
 func (d *doctor) fail(what string, err error) bool {
 	if err != nil {
 		d.say("FAIL", what, "%w", err)
@@ -111,7 +112,7 @@ func (d *doctor) examine(ctx context.Context) {
 	}
 }
 
-// examineLog returns the log, nil if it cannot be used.
+// examineLog returns the log, or nil if it cannot be used.
 func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventlog.Log {
 	e, err := eventlog.Examine(ctx, config)
 	if d.fail("log", err) {
@@ -142,7 +143,7 @@ func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventl
 	return log
 }
 
-// examineVersions says which servers may lose what they have acknowledged.
+// examineVersions reports which servers may lose events that they have acknowledged.
 func (d *doctor) examineVersions(e eventlog.Examination) {
 	d.fail("versions", e.Unsafe)
 	switch {
@@ -153,7 +154,8 @@ func (d *doctor) examineVersions(e eventlog.Examination) {
 	}
 }
 
-// measure has the log acknowledge something, and guesses from the time what only a server's monitoring tells.
+// measure lets the log acknowledge a message. From the time that takes, it guesses the settings that only a server's
+// monitoring tells.
 func (d *doctor) measure(ctx context.Context, log *eventlog.Log, roundTrip time.Duration) {
 	took, err := log.Measure(ctx)
 	if d.fail("quorum", err) {
@@ -170,7 +172,7 @@ func (d *doctor) measure(ctx context.Context, log *eventlog.Log, roundTrip time.
 	}
 }
 
-// examineServer says whether the server's monitoring has answered.
+// examineServer returns whether the server's monitoring has answered.
 func (d *doctor) examineServer(ctx context.Context, address string) bool {
 	var answer struct {
 		Config *struct {
@@ -193,8 +195,8 @@ func (d *doctor) examineServer(ctx context.Context, address string) bool {
 	return true
 }
 
-// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats. Any client
-// of the servers may give its connection such a name, so this is what they say of themselves.
+// examineProcesses lists the processes by the names of their connections, because there are no heartbeats. Any client
+// of the servers may name its connection so, so the list is only what clients claim.
 func (d *doctor) examineProcesses(ctx context.Context) {
 	processes := map[string]int{} // by name
 	for _, address := range d.monitoring {
@@ -212,7 +214,7 @@ func (d *doctor) examineProcesses(ctx context.Context) {
 			}
 		}
 	}
-	delete(processes, "doctor "+ownVersion()) // this one
+	delete(processes, "doctor "+ownVersion()) // the doctor itself
 	versions := map[string]bool{}
 	var found []string
 	commands := map[string]bool{}
@@ -242,7 +244,7 @@ func (d *doctor) examineProcesses(ctx context.Context) {
 	}
 }
 
-// ask gets a document from a server's monitoring.
+// ask gets a JSON document from a server's monitoring.
 func ask(ctx context.Context, address, path string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -265,7 +267,7 @@ func ask(ctx context.Context, address, path string, answer any) error {
 	return nil
 }
 
-// examineBucket says whether the bucket can be used.
+// examineBucket returns whether the bucket can be used.
 func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix string) bool {
 	switch _, _, err := b.Get(ctx, prefix+"/root"); {
 	case errors.Is(err, bucket.ErrNotFound):

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagsFromEnvironment sets every flag that the command line left alone from LOGPLANE_<FLAG>, upper case
-// with underscores: '--log-retention' is LOGPLANE_LOG_RETENTION.
+// flagsFromEnvironment sets every flag that is not on the command line from LOGPLANE_<FLAG>, in upper case with
+// underscores: '--log-retention' is LOGPLANE_LOG_RETENTION.
 func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var failures []error
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -20,7 +20,7 @@ func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, boo
 		if invalid := (*pflag.InvalidValueError)(nil); errors.As(flags.Set(f.Name, value), &invalid) {
 			failures = append(failures, misread(name, invalid))
 		}
-		f.Changed = false // it still says whether the flag is on the command line
+		f.Changed = false // Changed still means that the flag is on the command line
 	})
 	return errors.Join(failures...)
 }

@@ -17,8 +17,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// newEvents prints what happens, for operators. It reads the log itself, and so needs the log's credentials or the
-// folder of a running 'logplane dev'. Others subscribe to the republished subjects, or watch through the API.
+// newEvents returns a command that prints events, for operators. It reads the log itself, so it needs the log's
+// credentials or the folder of a running 'logplane dev'. Users without these subscribe to the republished subjects, or
+// watch through the API.
 func newEvents() *cobra.Command {
 	var (
 		from   = eventSource{where: connection{command: "events"}}
@@ -60,7 +61,7 @@ func newEvents() *cobra.Command {
 	return cmd
 }
 
-// eventSource is where the events are: a running 'logplane dev', or a cell's log and bucket.
+// eventSource says where the events are: in a running 'logplane dev', or in a cell's log and bucket.
 type eventSource struct {
 	where              connection
 	folder, kubeconfig string
@@ -82,7 +83,7 @@ func (s *eventSource) open(ctx context.Context) (cell kubestore.Cell, leave func
 	return opened.Cell, opened.close, nil
 }
 
-// runningFolder returns the folder of the 'logplane dev' that the flags mean, and "" if they mean none.
+// runningFolder returns the folder of the 'logplane dev' that the flags mean, or "" if they mean none.
 func (s *eventSource) runningFolder() (string, error) {
 	if s.folder != "" || s.kubeconfig == "" && s.where.bucket != "" {
 		return s.folder, nil
@@ -98,8 +99,8 @@ func (s *eventSource) runningFolder() (string, error) {
 	return folder, nil
 }
 
-// printEvents prints the past after a revision and then follows the log. It reads from the bucket what the log loses
-// meanwhile. It ends only if the revision is below the floor.
+// printEvents prints the past after a revision and then follows the log. It reads events that the log purges meanwhile
+// from the bucket. It ends only if the revision is below the floor.
 func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revision, p *eventPrinter) error {
 	for {
 		v, err := cell.Projection.Latest(ctx)
@@ -131,7 +132,7 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 	}
 }
 
-// printPast prints what happened after a revision, up to the view's.
+// printPast prints the events after a revision, up to the view's revision.
 func printPast(ctx context.Context, v *projection.View, after eventlog.Revision, p *eventPrinter) error {
 	for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Revision()) {
 		if errors.Is(err, projection.ErrExpired) {
@@ -147,7 +148,7 @@ func printPast(ctx context.Context, v *projection.View, after eventlog.Revision,
 	return nil
 }
 
-// eventFilter says which events are printed; empty is every one of the cluster.
+// eventFilter says which events are printed. An empty namespace or resource means all.
 type eventFilter struct{ cluster, namespace, resource string }
 
 func (f eventFilter) matches(k eventlog.Key) bool {
@@ -155,7 +156,7 @@ func (f eventFilter) matches(k eventlog.Key) bool {
 		(f.resource == "" || resourceName(k) == f.resource)
 }
 
-// resourceName is as kubectl writes it: with its group, if it has one.
+// resourceName returns a resource as kubectl writes it: with its group, if it has one.
 func resourceName(k eventlog.Key) string {
 	if k.Group == "" {
 		return k.Resource
@@ -169,7 +170,7 @@ type eventPrinter struct {
 	filter eventFilter
 }
 
-// printedEvent is the line of '--output json'. Revisions are strings, as resourceVersions are.
+// printedEvent is a line of '--output json'. Revisions are strings, as resourceVersions are.
 type printedEvent struct {
 	Revision  string `json:"revision"`
 	Time      string `json:"time"`
@@ -181,14 +182,14 @@ type printedEvent struct {
 	ActingAs  string `json:"actingAs,omitempty"`
 	UserAgent string `json:"userAgent,omitempty"`
 	RequestID string `json:"requestID"`
-	// Cause is as in the versions of the API.
+	// Cause is as in the API's versions of an object.
 	Cause *history.Cause `json:"cause,omitempty"`
 }
 
 var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
 
-// printValid prints an event of the log unless it is void. To decide that, the
-// projection reads up to the head, so that a burst of such events is read once.
+// printValid prints an event of the log unless it is void. To find that out, the projection reads up to the head, so
+// the events of a burst are read together.
 func (p *eventPrinter) printValid(ctx context.Context, cell *projection.Projection, e eventlog.Event) error {
 	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
 		return nil

@@ -52,7 +52,7 @@ func newForget() *cobra.Command {
 	return cmd
 }
 
-// untilSettled is how long after its view a writer may still append.
+// untilSettled is how long after its view was read a writer may still append.
 var untilSettled = eventlog.MinRetention(requestDeadline)
 
 func (f *forgetting) forget(ctx context.Context, cell kubestore.Cell, w io.Writer, args []string) error {
@@ -85,7 +85,7 @@ func (f *forgetting) forget(ctx context.Context, cell kubestore.Cell, w io.Write
 	return nil
 }
 
-// rowKey is the row key of an object that is given as RESOURCE/NAME or as a storage path.
+// rowKey returns the row key of an object that is given as RESOURCE/NAME or as a storage path.
 func rowKey(cell kubestore.Cell, object, namespace string) (string, error) {
 	if strings.HasPrefix(object, "/") {
 		return cell.Cluster + object, nil
@@ -105,7 +105,7 @@ func rowKey(cell kubestore.Cell, object, namespace string) (string, error) {
 	return stores.Key(of, namespace, name).RowKey(), nil
 }
 
-// print says what would be forgotten of an object.
+// print prints which versions of an object would be forgotten.
 func (f *forgetting) print(ctx context.Context, cell kubestore.Cell, w io.Writer, object, key string) error {
 	rows, err := cell.Projection.History(ctx, key)
 	if err != nil {

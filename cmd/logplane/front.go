@@ -61,7 +61,7 @@ func newFront() *cobra.Command {
 	return cmd
 }
 
-// serverURLs refuses what is no scheme and host, and what must not be asked in clear.
+// serverURLs refuses a value that is not just scheme and host, and a server to which tokens would travel unencrypted.
 func (l *listening) serverURLs(flag string, values []string) ([]*url.URL, error) {
 	if len(values) == 0 {
 		return nil, fmt.Errorf("%s is missing: give for example 'https://HOST:7373'", flag)
@@ -84,7 +84,7 @@ func (l *listening) serverURLs(flag string, values []string) ([]*url.URL, error)
 	return urls, nil
 }
 
-// trusting is nil without a file: then the system's authorities count.
+// trusting returns nil without a file. Then the system's authorities are trusted.
 func trusting(file string) (*tls.Config, error) {
 	if file == "" {
 		return nil, nil

@@ -17,8 +17,8 @@ func addGroup(root *cobra.Command, id, title string, commands ...*cobra.Command)
 	root.AddCommand(commands...)
 }
 
-// refuseUnknown makes every command that only groups others refuse an unknown name.
-// Cobra would print the help, and the process would end as if it had done something.
+// refuseUnknown makes every command that only groups subcommands refuse an unknown name. Cobra would print the help, and
+// the process would exit with 0.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -34,7 +34,7 @@ func refuseUnknown(root *cobra.Command) {
 			return unknown(cmd, args[0])
 		}
 	})
-	help, _, _ := root.Find([]string{"help"}) // cobra's own, which does the same
+	help, _, _ := root.Find([]string{"help"}) // cobra's own help command would also print help
 	help.Args = func(_ *cobra.Command, topic []string) error {
 		cmd, rest, err := root.Find(topic)
 		if err != nil || len(rest) > 0 && cmd.HasSubCommands() {
@@ -51,7 +51,7 @@ func visit(cmd *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
-// unknown is an error that names the commands there are.
+// unknown returns an error that lists the existing commands.
 func unknown(cmd *cobra.Command, name string) error {
 	var known []string
 	for _, child := range cmd.Commands() {

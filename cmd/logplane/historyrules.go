@@ -62,16 +62,16 @@ func (r *historyRules) Set(text string) error {
 // Type implements pflag.Value.
 func (r *historyRules) Type() string { return "RESOURCE=AGE,..." }
 
-// storesOf are the stores of a process that asks how resources are stored, and stores nothing.
+// storesOf returns the stores of a process that only asks how resources are stored.
 func storesOf(c resources.Config) (*resources.Stores, error) {
 	c.Version, c.Served = compatibility.DefaultBuildEffectiveVersion(), controlplane.DefaultAPIResourceConfigSource()
 	return resources.New(c)
 }
 
-// checkResource refuses a resource that cannot be: a rule that is misspelt would keep what is not to be kept.
+// checkResource refuses a resource that cannot exist: a misspelt rule would keep events that are to be dropped.
 func checkResource(resource schema.GroupResource) error {
 	if resource.Resource != "" && !legacyscheme.Scheme.IsGroupRegistered(resource.Group) {
-		return nil // a custom one
+		return nil // a custom resource
 	}
 	for kind := range legacyscheme.Scheme.AllKnownTypes() {
 		plural, _ := meta.UnsafeGuessKindToResource(kind)

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// paired refuses a log that was used and a folder that is not there, before a mistake has made one. What else may be
-// wrong with the two is said later.
+// paired refuses a used log together with a folder that does not exist, before the folder is made by mistake. Other
+// faults of the log and the bucket are reported later.
 func paired(ctx context.Context, where *connection, config eventlog.Config) error {
 	u, err := parseURL("--bucket", where.bucket)
 	if err != nil || !lacksFolder(u) {
@@ -41,7 +41,8 @@ func notPaired(where *connection, log eventlog.Bounds, prefix string) error {
 		"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it; if only its root was, run 'logplane recover'", where.stream, log.First, log.Head, where.bucket, prefix)
 }
 
-// found makes the cell's first root, or says what is there already: somebody may have meant another log or bucket.
+// found makes the cell's first root. If the bucket or the log is already in use, it says so, since the user may have
+// meant another one.
 func found(ctx context.Context, w io.Writer, where *connection, opened *cell, prefix string) error {
 	before, err := opened.Log.Extent(ctx)
 	if err != nil {
@@ -111,7 +112,7 @@ func newInit() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			isNew := lacksFolder(u) // to open it makes it
+			isNew := lacksFolder(u) // opening it makes it
 			b, prefix, err := where.openBucket(ctx)
 			if err != nil {
 				return err

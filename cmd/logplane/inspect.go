@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// inspection opens a cell to look at it: a stopped dev folder, or a running cell's log and bucket.
+// inspection opens a cell to read it: the folder of a stopped dev, or the log and bucket of a running cell.
 type inspection struct {
 	where  connection
 	folder string
@@ -49,7 +49,7 @@ func newInspect() *cobra.Command {
 	return cmd
 }
 
-// register adds the flags that say where the cell is, for the command and those below it.
+// register adds the flags that say where the cell is, for the command and its subcommands.
 func (i *inspection) register(cmd *cobra.Command) {
 	i.where.registerPlace(cmd.PersistentFlags())
 	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev'")
@@ -57,7 +57,7 @@ func (i *inspection) register(cmd *cobra.Command) {
 
 type look func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error
 
-// run opens the cell, looks, and closes it.
+// run opens the cell, runs f, and closes the cell.
 func (i *inspection) run(f look) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) (err error) {
 		ctx := cmd.Context()
@@ -171,7 +171,7 @@ func (i *inspection) newHistory() *cobra.Command {
 	return cmd
 }
 
-// storagePath understands a KEY of the output, too, and a path without its first slash.
+// storagePath also accepts a KEY of the output, and a path without its first slash.
 func storagePath(cluster, path string) string {
 	if strings.HasPrefix(path, "/") {
 		return path
@@ -199,7 +199,8 @@ func (v versions) add(r projection.Row) error {
 	return err
 }
 
-// userName is who wrote an event, and because of whom, for a line. Events from before there were authors name nobody.
+// userName returns, for a line, who wrote an event and because of whom. Events from before authors were recorded name
+// nobody.
 func userName(a eventlog.Author) string {
 	c := a.Cause
 	a.Cause = eventlog.Cause{}
@@ -248,7 +249,7 @@ func printBodies(w io.Writer, rows []projection.Row) error {
 	return nil
 }
 
-// decode understands what kubestore writes: protobuf for built-ins, CBOR for custom resources.
+// decode decodes what kubestore writes: protobuf for built-ins, CBOR for custom resources.
 func decode(r projection.Row) (runtime.Object, error) {
 	if r.ContentType == runtime.ContentTypeCBOR {
 		object := &unstructured.Unstructured{}

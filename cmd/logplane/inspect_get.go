@@ -45,7 +45,7 @@ func (i *inspection) newGet() *cobra.Command {
 	return cmd
 }
 
-// revisionOf parses the value of --at, and says what a time was taken for.
+// revisionOf parses the value of --at, and prints what a time was taken to mean.
 func revisionOf(ctx context.Context, p *projection.Projection, at string, notes io.Writer) (projection.Revision, error) {
 	if at == "" {
 		v, err := p.Latest(ctx)
@@ -68,7 +68,7 @@ func revisionOf(ctx context.Context, p *projection.Projection, at string, notes 
 	return revision, err
 }
 
-// sayMoment tells which revision and local time a moment was taken for.
+// sayMoment prints the revision and the local time that a moment was taken to mean.
 func sayMoment(notes io.Writer, text string, m moment.Moment, revision projection.Revision) {
 	fmt.Fprintf(notes, "'%s' is taken for %s, which is revision %d\n", text, m.Time.Local().Format(time.RFC3339), revision)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// kubeconfigFlags say for whom a kubeconfig is.
+// kubeconfigFlags say for whom the kubeconfig is.
 type kubeconfigFlags struct {
 	from            string
 	user            string
@@ -83,7 +83,7 @@ func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 	if err := clientcmdapi.MinifyConfig(&all); err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
-	if err := clientcmdapi.FlattenConfig(&all); err != nil { // the new one stands elsewhere than files it names
+	if err := clientcmdapi.FlattenConfig(&all); err != nil { // the new file is elsewhere, so relative paths would break
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	current := all.Contexts[all.CurrentContext]
@@ -114,7 +114,7 @@ func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 	return clientcmd.Write(*config)
 }
 
-// authority is that of the flags, or of the 'logplane dev' to which the kubeconfig leads.
+// authority returns the authority in the flags, or that of the 'logplane dev' to which the kubeconfig leads.
 func (f *kubeconfigFlags) authority() (*localstack.Authority, error) {
 	if f.caFile != "" {
 		return localstack.OpenAuthority(f.caFile, f.keyFile)

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 )
 
-// registerKubelets adds the flags that say how nodes are reached, named as kube-apiserver's.
+// registerKubelets adds the flags that say how nodes are reached. They have kube-apiserver's names.
 func registerKubelets(flags *pflag.FlagSet, k *apiserver.Kubelets) {
 	flags.StringVar(&k.CertFile, "kubelet-client-certificate", "", "certificate by which kubelets know this process; with it, log, exec, attach, port-forward and proxy are served. It, --kubelet-client-key and --kubelet-certificate-authority are read again when they change")
 	flags.StringVar(&k.KeyFile, "kubelet-client-key", "", "private key of --kubelet-client-certificate")
@@ -34,5 +34,5 @@ func checkKubelets(k apiserver.Kubelets) error {
 	return nil
 }
 
-// addressTypes are those that a Node's addresses have, in upstream's order.
+// addressTypes are the types of a Node's addresses, in upstream's order.
 var addressTypes = []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}

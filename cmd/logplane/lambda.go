@@ -18,11 +18,11 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// handlers are the commands that a function may be.
+// handlers are the commands that a function may run.
 var handlers = []string{"api", "projector", "lifecycle", "expiry"}
 
-// lambdaArguments returns the command line of a function, which has none of its own: its handler names the command. The
-// names that AWS suggests for a program mean 'api'.
+// lambdaArguments returns the command line of a function on AWS Lambda. A function gets no arguments, so its handler
+// names the command. The names that AWS suggests for a program mean 'api'.
 func lambdaArguments(handler string) ([]string, error) {
 	switch {
 	case slices.Contains(handlers, handler):
@@ -33,7 +33,7 @@ func lambdaArguments(handler string) ([]string, error) {
 	return nil, fmt.Errorf("the function's handler is '%s': it must be '%s'; flags are environment variables such as LOGPLANE_NATS", handler, strings.Join(handlers, "', '"))
 }
 
-// measured are the metrics that a function writes into its log: those of docs/run/watch.md that an alarm needs.
+// measured are the metrics that a function writes into its log: those that the alarms in docs/run/watch.md need.
 var measured = []string{
 	"logplane_projection_lag_seconds", "logplane_tail_bytes", "logplane_relief_commits_total", "logplane_void_events_total",
 	"logplane_commits_total", "logplane_bucket_requests_total",
@@ -50,18 +50,18 @@ func onLambda(cmd *cobra.Command, opened *cell, buffered bool) lambda.Config {
 	}
 }
 
-// thawed replaces the connections of a process that was frozen, if they have died.
+// thawed replaces the connections of a process that was frozen, if they are dead.
 func (c *cell) thawed(ctx context.Context) {
 	replaced, err := eventlog.Refresh(ctx, c.log.Conn)
 	if err != nil {
-		slog.Warn("the log may be out of reach", "error", err) // the request will say so, too
+		slog.Warn("the log may be out of reach", "error", err) // the request reports it too
 	}
-	if replaced { // what ended one connection may have ended all
+	if replaced { // the cause may have ended all connections
 		bucket.Reconnect(c.bucket)
 	}
 }
 
-// asJob lets a command do its work once: on Lambda once for each invocation.
+// asJob lets a command do its work once. On Lambda it does its work once for each invocation.
 func asJob(cmd *cobra.Command, opened *cell, work func(context.Context) (report any, err error)) error {
 	if lambda.Address() != "" {
 		return lambda.RunJob(cmd.Context(), work, onLambda(cmd, opened, false))

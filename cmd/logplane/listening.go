@@ -18,7 +18,7 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// listening is a listener with its certificate, as flags.
+// listening has the flags of a listener and its certificate.
 type listening struct {
 	listen            string
 	certFile, keyFile string
@@ -26,7 +26,7 @@ type listening struct {
 	maxStreams        int
 }
 
-// defaultListen is where a process serves that nobody tells: on loopback, unless a platform names a port.
+// defaultListen is the default address: on loopback, unless a platform gives a port.
 func defaultListen(port string) string {
 	if port != "" {
 		return ":" + port
@@ -52,7 +52,7 @@ func (l *listening) checkCertificate() error {
 	return together("--tls-cert-file", l.certFile, "--tls-private-key-file", l.keyFile)
 }
 
-// checkPlainHTTP refuses a listener that would show tokens to the network.
+// checkPlainHTTP refuses a listener that would expose tokens on the network.
 func (l *listening) checkPlainHTTP() error {
 	if serve.IsLoopback(l.listen) || l.certFile != "" || l.insecurePlainHTTP {
 		return nil
@@ -88,7 +88,7 @@ func listen(flag, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// checkLeadsTo refuses a server to which tokens would travel in clear.
+// checkLeadsTo refuses a server to which tokens would travel unencrypted.
 func (l *listening) checkLeadsTo(flag string, server *url.URL) error {
 	if server.Scheme == "https" || l.insecurePlainHTTP || serve.IsLoopback(net.JoinHostPort(server.Hostname(), "80")) {
 		return nil
@@ -96,7 +96,7 @@ func (l *listening) checkLeadsTo(flag string, server *url.URL) error {
 	return fmt.Errorf("%s is '%s': clients' tokens would travel there in clear: give an 'https://' URL, or --insecure-plain-http", flag, server)
 }
 
-// tls is nil for plain HTTP.
+// tls returns nil for plain HTTP.
 func (l *listening) tls(askClients bool) (*tls.Config, error) {
 	if l.certFile == "" {
 		return nil, nil

@@ -29,11 +29,11 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// plugin is the name by which kubectl finds the binary as its plug-in 'kubectl logplane'.
+// plugin is the name of the binary by which kubectl finds it as its plug-in 'kubectl logplane'.
 const plugin = "kubectl-logplane"
 
-// run executes one command line and returns the process's exit code: 0, or after one line on stderr 1. A diff has found
-// differences if it is 1, and its errors are 2.
+// run executes one command line and returns the process's exit code: 0, or 1 after one line on stderr. For a diff, 1
+// means that it has found differences, and 2 is an error.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stderr)
 	root.SetOut(stdout)
@@ -74,10 +74,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// untilStopped are the commands that end well when they are stopped.
+// untilStopped has the commands that exit with 0 when they are stopped.
 var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "front": true, "events": true}
 
-// runsOnce says whether a command was told to end by itself.
+// runsOnce says whether the flags tell a command to end by itself.
 func runsOnce(cmd *cobra.Command) bool {
 	once, err := cmd.Flags().GetBool("once")
 	return err == nil && once
@@ -102,7 +102,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 			logTo(stderr, level.Level)
 			limitMemory(cmd.Flags())
 			if cmd.Name() != "api" && cmd.Name() != "dev" && lambda.Address() == "" {
-				coldstart.Over() // nobody waits for a first answer
+				coldstart.Over() // these commands need no fast first answer
 			}
 			return nil
 		},
@@ -131,7 +131,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// logTo sends our logs and those of the Kubernetes libraries to one place in one format.
+// logTo sends our logs and those of the Kubernetes libraries to one writer in one format.
 func logTo(w io.Writer, level slog.Level) {
 	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: shorten}))
 	slog.SetDefault(logger)
@@ -139,11 +139,11 @@ func logTo(w io.Writer, level slog.Level) {
 	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{logUnhandled}
 }
 
-// longestLogged is how many bytes of one text a line holds. Upstream logs
-// the whole of a selector that it cannot parse, and anybody may send one.
+// longestLogged is how many bytes of one text a log line may have. Upstream logs the whole of a selector that it cannot
+// parse, and anybody may send one.
 const longestLogged = 512
 
-// shorten cuts what is too long for a line, except for the stack of a panic, which is ours.
+// shorten cuts a text that is too long for a line, but not the stack of a panic, which is ours.
 func shorten(_ []string, a slog.Attr) slog.Attr {
 	if k := a.Value.Kind(); k != slog.KindString && k != slog.KindAny || strings.HasPrefix(a.Key, "stack") {
 		return a

@@ -12,8 +12,9 @@ import (
 	"github.com/logplane/logplane/internal/memory"
 )
 
-// A process without a limit has caches as one of unlimitedMiB has them, and 'dev', which shares its machine with the
-// work of its user, as one of unlimitedDevMiB. leastMiB is what a process needs for itself.
+// A process without a memory limit has the caches of one with unlimitedMiB. A 'dev' without a limit has those of one
+// with unlimitedDevMiB, because it shares the machine with its user's work. leastMiB is what a process needs for
+// itself.
 const (
 	unlimitedMiB    = 512
 	unlimitedDevMiB = 256
@@ -22,7 +23,7 @@ const (
 
 const memoryFlag = "memory-mib"
 
-// memoryLimit is what a process may take: the value of --memory-mib, and what came of it.
+// memoryLimit is the flag --memory-mib: its value, and the limit that was found.
 type memoryLimit struct {
 	mebibytes int64
 	found     memory.Limited
@@ -49,7 +50,7 @@ func (m *memoryLimit) Set(text string) error {
 	return nil
 }
 
-// limitMemory keeps the process below its limit, before anything sizes its caches.
+// limitMemory keeps the process below its limit. It must run before anything sizes its caches.
 func limitMemory(flags *pflag.FlagSet) {
 	m := &memoryLimit{}
 	if f := flags.Lookup(memoryFlag); f != nil {
@@ -61,8 +62,8 @@ func limitMemory(flags *pflag.FlagSet) {
 	}
 }
 
-// say tells which limit is in force and what the caches have of it: where people read what a process says, only if they
-// ask for more.
+// say logs which limit is in force and how much of it the caches have. For commands that people run in a terminal it
+// does so only at the level debug.
 func (m *memoryLimit) say(ctx context.Context, command string, caches int64) {
 	level := slog.LevelInfo
 	if command == "dev" || command == "init" {

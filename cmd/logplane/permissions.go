@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// permitted are those for whom permissions are printed: Logplane's own processes, and a subscriber unless nothing is
-// named that it may see.
+// permitted says whose permissions are printed: those of Logplane's own processes, and of a subscriber if the flags
+// name something that it may see.
 type permitted struct {
 	roles                         bool
 	user, stream, prefix, cluster string
@@ -21,7 +21,7 @@ type permitted struct {
 	clusterScoped, bodies         bool
 }
 
-// newPermissions prints a configuration. It connects to nothing.
+// newPermissions returns a command that prints a configuration. It connects to nothing.
 func newPermissions() *cobra.Command {
 	var p permitted
 	cmd := &cobra.Command{
@@ -50,7 +50,7 @@ func newPermissions() *cobra.Command {
 	return cmd
 }
 
-// subscribes says that there is a subscriber.
+// subscribes says whether there is a subscriber.
 func (p *permitted) subscribes() bool { return len(p.namespaces) > 0 || p.clusterScoped }
 
 func (p *permitted) check() error {
@@ -107,7 +107,7 @@ func (p *permitted) print(w io.Writer) error {
 	return err
 }
 
-// writeUser writes one user, who may publish and subscribe to these subjects and no others.
+// writeUser writes one user, who may use only these subjects.
 func writeUser(b *strings.Builder, name, password string, publish, subscribe []string) {
 	mayPublish := `publish: { deny: [">"] }`
 	if len(publish) > 0 {
@@ -124,7 +124,7 @@ func listed(subjects []string) string {
 	return b.String()
 }
 
-// These are no templates: text/template calls methods by name, so the linker would keep all methods.
+// These are not templates: text/template calls methods by name, so the linker would keep all methods.
 const (
 	authorization = `# Printed by 'logplane permissions'. The passwords are variables of nats-server's environment.
 authorization {

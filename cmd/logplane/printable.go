@@ -11,23 +11,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Clients choose what a cell holds. A terminal obeys some characters and does not show others. Those are printed as
-// escapes: control characters, characters that change the direction of text, and characters without width.
+// Clients choose what a cell holds. Terminals obey some characters and hide others. These are printed as escapes:
+// control characters, characters that change the direction of text, and characters without width.
 
-// printable is a text on one line.
+// printable returns a text on one line, with escapes.
 func printable(s string) string { return escape(s, hidden, wideYAML) }
 
-// printableError is an error on one line, even if it joins several errors.
+// printableError returns an error on one line, even if it joins several errors.
 func printableError(err error) string { return printable(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// printableJSON is the same document with escapes. Apart from white space, every
-// character that encoding/json leaves as it is and that needs an escape is in a string.
+// printableJSON returns the same document with escapes. Apart from white space, every character that needs an escape,
+// and that encoding/json leaves as it is, is inside a string.
 func printableJSON(document []byte) string {
 	return escape(string(document), hiddenInDocument, wideJSON)
 }
 
-// printableYAML is the object as YAML. If something must be escaped, the object is in JSON's form. In YAML's own form
-// only some strings can hold escapes, and the library refuses some characters.
+// printableYAML returns the object as YAML. If a character needs an escape, it returns the object as JSON instead: in
+// YAML's own form only some strings can hold escapes, and the library refuses some characters.
 func printableYAML(object any) (string, error) {
 	document, err := json.MarshalIndent(object, "", "  ")
 	if err != nil {
@@ -52,7 +52,7 @@ func wideJSON(r rune) string {
 
 func wideYAML(r rune) string { return fmt.Sprintf(`\U%08x`, r) }
 
-// escape writes an escape for each character that must not be printed, and U+FFFD for bytes that are no character.
+// escape writes an escape for each character that must not be printed, and U+FFFD for invalid bytes.
 func escape(s string, not func(rune) bool, wide func(rune) string) string {
 	var b strings.Builder
 	for _, r := range s {

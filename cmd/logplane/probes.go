@@ -12,14 +12,14 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// probes are a listener of a process that serves no API of its own: for a platform's probes, and for metrics.
+// probes is a listener for a platform's probes and for metrics, in a process that serves no API of its own.
 type probes struct{ listen string }
 
 func (p *probes) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.listen, "metrics-listen", "", "address to serve '/livez', '/readyz' and '/metrics' on, to anybody and without TLS; none by default")
 }
 
-// beside runs work and serves until both have ended. The process is ready while ready returns nil.
+// beside serves while it runs work, until both have ended. The process is ready while ready returns nil.
 func (p *probes) beside(ctx context.Context, ready func(context.Context) error, work func(context.Context) error) error {
 	if p.listen == "" {
 		return work(ctx)
@@ -44,8 +44,8 @@ func (p *probes) beside(ctx context.Context, ready func(context.Context) error, 
 	return group.Wait()
 }
 
-// ready is the readiness of a process that works on a cell: the log acknowledges, which it does not where its servers
-// seem well and most of them cannot be reached.
+// ready says whether a process that works on a cell is ready: whether the log acknowledges. It does not if most of its
+// servers are unreachable, even if the server that was asked looks well.
 func (c *cell) ready(ctx context.Context) error {
 	_, err := c.Log.Extent(ctx)
 	return err

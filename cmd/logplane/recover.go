@@ -77,7 +77,7 @@ func printRecovery(w io.Writer, plan *projection.RecoverPlan) {
 	fmt.Fprintf(w, "the next revision is %d, with which a new epoch begins\n", plan.To)
 }
 
-// timeOf is a log time for a line, empty for none.
+// timeOf formats a log time, or returns the empty string for none.
 func timeOf(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -21,14 +21,15 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// copying is a 'restore' that makes a new cell of what a bucket has.
+// copying is a 'restore' that makes a new cell from the content of a bucket.
 type copying struct {
 	from, into connection
-	// source is the cell that is copied, once it is open, and target the bucket of the new one, nil if it is the same.
+	// source is the cell that is copied, once it is open. Target is the new cell's bucket, nil if it is the same
+	// bucket.
 	source             *projection.Source
 	target             bucket.Bucket
 	prefix, intoPrefix string
-	counted            []bucket.Bucket // whose requests are counted
+	counted            []bucket.Bucket // buckets whose requests are counted
 }
 
 // copyingFlags are the flags of 'restore' that say which cell is copied, and where to.
@@ -43,7 +44,7 @@ func (c *copying) register(flags *pflag.FlagSet) {
 	c.into.registerCreate(flags)
 }
 
-// check refuses flags of the two kinds of restore together.
+// check refuses to mix flags of the two kinds of restore.
 func (c *copying) check(flags *pflag.FlagSet) error {
 	both := c.from.bucket != "" && c.into.bucket != ""
 	if !both && c.from.bucket+c.into.bucket != "" {
@@ -62,7 +63,7 @@ func (c *copying) check(flags *pflag.FlagSet) error {
 	return stray
 }
 
-// run makes the new cell, and says what it has made and what comes next.
+// run makes the new cell, and prints what it has made and what to do next.
 func (c *copying) run(cmd *cobra.Command, to string) error {
 	if to == "" {
 		return errors.New("give --to with the moment that the new cell begins with, such as 2h, or 0s for the newest that the bucket has")
@@ -121,7 +122,7 @@ func (c *copying) openSource(ctx context.Context) error {
 	return nil
 }
 
-// openTarget opens the bucket that is written to, and makes it if it is missing and may be made.
+// openTarget opens the bucket of the new cell. It creates the bucket if that is missing and may be created.
 func (c *copying) openTarget(ctx context.Context) error {
 	c.into.s3Endpoint, c.into.s3Region, c.into.s3PathStyle, c.into.s3CA = c.from.s3Endpoint, c.from.s3Region, c.from.s3PathStyle, c.from.s3CA
 	c.into.founds = true
@@ -141,7 +142,7 @@ func (c *copying) openTarget(ctx context.Context) error {
 	return nil
 }
 
-// sameBucket says whether two URLs that were opened name one bucket.
+// sameBucket says whether two URLs, both already opened, mean the same bucket.
 func sameBucket(a, b string) bool {
 	one, err := url.Parse(a)
 	other, wrong := url.Parse(b)
@@ -151,7 +152,7 @@ func sameBucket(a, b string) bool {
 	return one.Scheme == "s3" || filepath.Clean(one.Path) == filepath.Clean(other.Path)
 }
 
-// requests is how many the two buckets were asked.
+// requests returns how many requests the two buckets got.
 func (c *copying) requests() (n int64) {
 	for _, b := range c.counted {
 		if counted, ok := b.(*bucket.Counted); ok {

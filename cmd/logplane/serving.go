@@ -21,7 +21,7 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// serving is a listener with its way to authenticate users, as flags.
+// serving has the flags of a listener and of the authentication of its users.
 type serving struct {
 	listening
 	clientCAFile, tokenFile string
@@ -85,8 +85,8 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
-// check refuses a listener that anyone on the network could use as an administrator,
-// a listener that would show tokens to the network, and limits without meaning.
+// check refuses a listener that anyone on the network could use as an administrator, a listener that would expose
+// tokens on the network, and meaningless limits.
 func (s *serving) check() error {
 	if err := cmp.Or(s.checkLimits(), s.checkAddresses()); err != nil {
 		return err
@@ -231,13 +231,13 @@ func (s *serving) configure(c *apiserver.Config) {
 	s.trust.ClientCAFile = s.clientCAFile
 }
 
-// flagzOf is what '/flagz' shows.
+// flagzOf returns what '/flagz' shows.
 func flagzOf(flags *pflag.FlagSet) flagz.Reader {
 	return flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"logplane": flags}}}
 }
 
-// serve serves the handler until ctx ends. Then it lets streams end and
-// requests in flight finish. It adds the flags to the configuration.
+// serve adds the flags to the configuration, and serves the handler until ctx ends. Then it lets streams end and
+// requests in flight finish.
 func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Config) error {
 	c.RequestTimeout = s.requests.Timeout
 	if !s.authenticated() {

@@ -14,18 +14,18 @@ import (
 	"github.com/logplane/logplane/internal/timetravel"
 )
 
-// past is a command that reads or writes through the API, as kubectl does, with kubectl's flags.
+// past has the flags of a command that reads or writes through the API. They are kubectl's flags.
 type past struct {
 	kubeconfig string
 	overrides  clientcmd.ConfigOverrides
 }
 
-// newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
+// newTimetravel makes the commands of the past. In a kubectl plug-in they are 'kubectl logplane history' and so on.
 func newTimetravel() []*cobra.Command {
 	return []*cobra.Command{newHistory(), newChanges(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore()}
 }
 
-// register adds the flags that say where the API is and who asks.
+// register adds the flags that say where the API is and as whom to ask.
 func (p *past) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.kubeconfig, "kubeconfig", "", "kubeconfig that leads to the API; the one that kubectl uses by default")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
@@ -35,7 +35,7 @@ func (p *past) register(flags *pflag.FlagSet) {
 	clientcmd.BindOverrideFlags(&p.overrides, flags, names)
 }
 
-// run makes the tool that a command works with. Whatever it writes, it writes by the command's name.
+// run makes the Tool of a command. All writes of the Tool name the command.
 func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		rules := clientcmd.NewDefaultClientConfigLoadingRules()

@@ -18,7 +18,7 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// tracer sends spans of a process that serves no API, as a flag.
+// tracer has the flag for sending the spans of a process that serves no API.
 type tracer struct{ file string }
 
 func (t *tracer) register(flags *pflag.FlagSet) {
@@ -28,7 +28,7 @@ func (t *tracer) register(flags *pflag.FlagSet) {
 // errTracedOnLambda refuses the flag on AWS Lambda.
 var errTracedOnLambda = errors.New("--tracing-config-file: spans are sent between requests, and on AWS Lambda nothing runs then")
 
-// start returns nil without a file. What it returns besides sends the last spans.
+// start returns a nil tracer without a file. The returned function sends the last spans.
 func (t *tracer) start(ctx context.Context, command string) (trace.Tracer, func(), error) {
 	if t.file == "" {
 		return nil, func() {}, nil

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// logUnhandled logs what upstream has nobody to tell. It takes the place of upstream's handlers, of which one sleeps: a
-// request that meets an error must not wait for others that do.
+// logUnhandled logs errors that upstream's code can return to no caller. It replaces upstream's handlers, of which one
+// sleeps: a request with an error must not wait for other requests with errors.
 func logUnhandled(ctx context.Context, err error, msg string, keysAndValues ...any) {
 	level := slog.LevelError
 	if clientGone(err) {
@@ -29,16 +29,16 @@ func clientGone(err error) bool {
 	return false
 }
 
-// forDebugging are lines of upstream's that tell an operator nothing.
+// forDebugging has messages of upstream that tell an operator nothing.
 var forDebugging = map[string]bool{
 	"Couldn't parse request": true, // an ERROR upstream, though the client is wrong and its answer says so
 	"allocated clusterIPs":   true, // an INFO upstream, for every Service
 }
 
-// upstreamLines hands on what the Kubernetes libraries log, each line at the level that it deserves.
+// upstreamLines passes on the log lines of the Kubernetes libraries, each at the level that it deserves.
 type upstreamLines struct{ slog.Handler }
 
-// Handle implements slog.Handler. Klog has not asked whether debugging is on.
+// Handle implements slog.Handler. It checks the level again, because klog has asked only for the line's own level.
 func (h upstreamLines) Handle(ctx context.Context, line slog.Record) error {
 	if forDebugging[line.Message] {
 		line.Level = slog.LevelDebug

@@ -9,7 +9,7 @@ import (
 // parseServerURL parses a flag's URL of an HTTP server, like parseURL.
 func parseServerURL(flag, value string) (*url.URL, error) {
 	u, err := parseURL(flag, value)
-	address := !strings.Contains(value, "://") && !strings.Contains(value, "@") // such as 10.0.0.1:8222
+	address := !strings.Contains(value, "://") && !strings.Contains(value, "@") // for example 10.0.0.1:8222
 	switch {
 	case err != nil && !address:
 		return nil, err
@@ -19,8 +19,8 @@ func parseServerURL(flag, value string) (*url.URL, error) {
 	return u, nil
 }
 
-// parseURL parses a flag's URL. The URL must hold no user and password, because it goes
-// into messages, into logs and to clients. A URL that might hold some is not repeated.
+// parseURL parses a flag's URL. The URL must have no user and password, because it goes into messages, into logs and to
+// clients. An error does not repeat a URL that might have them.
 func parseURL(flag, value string) (*url.URL, error) {
 	u, err := url.Parse(value)
 	if err != nil && strings.Contains(value, "@") {

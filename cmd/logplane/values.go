@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// atLeast refuses a flag's value below the least that means something.
+// atLeast refuses a flag's value below the smallest meaningful one.
 func atLeast[N int | int64 | time.Duration](flag string, value, least N) error {
 	if value < least {
 		return fmt.Errorf("%s is %v: it must be at least %v", flag, value, least)
@@ -17,7 +17,7 @@ func atLeast[N int | int64 | time.Duration](flag string, value, least N) error {
 	return nil
 }
 
-// together refuses one of two flags that mean something only with each other.
+// together refuses one of two flags without the other, if each needs the other.
 func together(flag, value, other, otherValue string) error {
 	if (value == "") != (otherValue == "") {
 		return fmt.Errorf("%s and %s must be given together", flag, other)
@@ -25,7 +25,8 @@ func together(flag, value, other, otherValue string) error {
 	return nil
 }
 
-// misread says what to give in place of a value that cannot be read, which came by a flag or a variable of this name.
+// misread says what to give in place of a value that cannot be read. The value came from a flag or a variable of this
+// name.
 func misread(name string, invalid *pflag.InvalidValueError) error {
 	why := invalid.Unwrap().Error()
 	switch invalid.GetFlag().Value.Type() {
@@ -41,7 +42,7 @@ func misread(name string, invalid *pflag.InvalidValueError) error {
 	return fmt.Errorf("%s is '%s': %s", name, invalid.GetValue(), why)
 }
 
-// checkAddress refuses what is no host and port. An empty host is every one of this machine.
+// checkAddress refuses anything but a host and a port. An empty host means all addresses of this machine.
 func checkAddress(flag, address string) error {
 	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
 		return fmt.Errorf("%s is '%s': it must be HOST:PORT, for example '127.0.0.1:7373'", flag, address)

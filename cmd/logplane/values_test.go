@@ -140,8 +140,8 @@ func TestInit(t *testing.T) {
 	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
 }
 
-// TestFlagsAreDocumented: each flag of each command is named in docs/flags.md. The descriptions name other flags
-// and not their places in the list, which is in the order of the alphabet.
+// TestFlagsAreDocumented: docs/flags.md names each flag of each command. Descriptions refer to other flags by name, not
+// by their places in the list, which is in alphabetical order.
 func TestFlagsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/flags.md")
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/watcher/doorbell"
 )
 
-// watching is what the watcher promises its clients, as flags.
+// watching has the flags for what the watcher promises its clients.
 type watching struct {
 	drain  time.Duration
 	limits apiserver.WatchLimits
@@ -28,23 +28,23 @@ func (w *watching) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&w.limits.Patience, "slow-client", 30*time.Second, "how long a client may take to receive what a watch sends before it is cut off")
 }
 
-// registerLimits adds the bounds of watches, and of streams to nodes and to remote API servers, which last as long.
+// registerLimits adds the limits of watches and of other lasting streams: those to nodes and to remote API servers.
 func registerLimits(flags *pflag.FlagSet, limits *apiserver.WatchLimits, process, user int) {
 	flags.IntVar(&limits.Process, "max-watches", process, "watches, and streams to nodes and remote API servers, that this process serves at once, 429 beyond; 0 for no limit")
 	flags.IntVar(&limits.User, "max-watches-per-user", user, "the same as --max-watches, of one user")
 }
 
-// checkLimits refuses limits without meaning. 0 is no limit.
+// checkLimits refuses meaningless limits. 0 means no limit.
 func checkLimits(limits apiserver.WatchLimits) error {
 	return cmp.Or(atLeast("--max-watches", limits.Process, 0), atLeast("--max-watches-per-user", limits.User, 0))
 }
 
-// check refuses values without meaning.
+// check refuses meaningless values.
 func (w *watching) check() error {
 	return cmp.Or(checkLimits(w.limits), atLeast("--drain", w.drain, 0), atLeast("--slow-client", w.limits.Patience, time.Millisecond))
 }
 
-// calling is what the watcher calls when there is work for it, as flags.
+// calling has the flags for the URLs that the watcher calls when there is work behind them.
 type calling struct {
 	urls  []string
 	every time.Duration
@@ -111,7 +111,7 @@ func newWatcher() *cobra.Command {
 	return cmd
 }
 
-// runWatcher serves until ctx ends. It reads the log until it has told the last watch to end.
+// runWatcher serves until ctx ends. It reads the log until the last watch was told to end.
 func runWatcher(ctx context.Context, w *watcher.Watcher, bell *doorbell.Bell, how serving, what watching) error {
 	group, ctx := errgroup.WithContext(ctx)
 	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))

@@ -1,7 +1,7 @@
-// Command credentials writes what the containers of the local stack and their one user know each other by, into the
-// folder it is given: a certificate authority, the servers' certificates, the key of service accounts, the user's
-// token, a kubeconfig, MinIO's keys, and the password of each user of the log. What is there already stays. All of it
-// is for this machine only.
+// Command credentials writes into the given folder the credentials of the local stack's containers and of its one user:
+// a certificate authority, the servers' certificates, the key of service accounts, the user's token, a kubeconfig,
+// MinIO's keys, and the password of each user of the log. It keeps existing files. All of them are for this machine
+// only.
 package main
 
 import (
@@ -34,10 +34,10 @@ func main() {
 	}
 }
 
-// write leaves the kubeconfig for last: where it is, the rest is complete.
+// write makes the kubeconfig last: if it exists, all other files are complete.
 //
-// Containers run as a user of their own, who must read what is mounted into them. So those files are open to everybody,
-// in folders that only the owner of the one around them can reach.
+// Containers run as users of their own, who must be able to read the files that are mounted. So everybody may read
+// those files, but they are in folders that only the outer folder's owner can reach.
 func write(folder, server string, log []string) error {
 	names := strings.Join(log, " ") + "\n"
 	if _, err := os.Stat(filepath.Join(folder, "kubeconfig")); err == nil {
@@ -59,7 +59,7 @@ func write(folder, server string, log []string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	for _, inner := range []string{"cell", "nats", "minio", "minio/CAs"} { // the last is a folder that MinIO wants to find
+	for _, inner := range []string{"cell", "nats", "minio", "minio/CAs"} { // MinIO expects the last folder to exist
 		if err := makeFolder(filepath.Join(folder, inner)); err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func write(folder, server string, log []string) error {
 	return nil
 }
 
-// lead lets a kubeconfig lead to the server, whose port may be another one than before.
+// lead points a kubeconfig at the server, whose port may have changed.
 func lead(path, server string) error {
 	before, err := os.ReadFile(path)
 	if err != nil {
@@ -109,12 +109,12 @@ func lead(path, server string) error {
 
 var leads = regexp.MustCompile(`(?m)^    server: .*$`)
 
-// logUsers makes a user of the log for each role: URLs of the servers by role, and the passwords as the servers' own
-// variables.
+// logUsers makes a user of the log for each role. It returns the servers' URLs by role, and the passwords as variables
+// for the servers.
 func logUsers(servers []string) (urls map[string]string, passwords string) {
 	urls = map[string]string{}
 	for _, role := range eventlog.Roles("", "") {
-		password := "p" + rand.Text() // nats-server would take one that begins with a digit for a number
+		password := "p" + rand.Text() // nats-server would take a password that begins with a digit for a number
 		var all []string
 		for _, server := range servers {
 			all = append(all, fmt.Sprintf("tls://%s:%s@%s:4222", role.Name, password, server))
@@ -125,7 +125,7 @@ func logUsers(servers []string) (urls map[string]string, passwords string) {
 	return urls, passwords
 }
 
-// makeFolder and writeFile give the mode whatever the umask is.
+// makeFolder and writeFile set the mode regardless of the umask.
 func makeFolder(path string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
@@ -169,11 +169,11 @@ contexts:
     user: admin
 `
 
-// certified is what certify makes, as PEM.
+// certified is the result of certify, as PEM.
 type certified struct{ ca, certificate, key, logCertificate, logKey string }
 
-// certify makes an authority, a certificate and key of all servers, and others of the log's servers, which are also
-// each other's clients. The authority's key is forgotten.
+// certify makes an authority, one certificate and key for all servers, and another pair for the log's servers, which
+// are also clients of each other. It does not keep the authority's key.
 func certify(now time.Time) (*certified, error) {
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "logplane localstack"},

@@ -1,5 +1,5 @@
 // Command lambda runs a program as a function of an emulated AWS Lambda behind a function URL, until it is told to end.
-// What begins with LOGPLANE_ or AWS_ in its environment is the function's.
+// The function gets the variables of its environment that begin with LOGPLANE_ or AWS_.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// options are what the command line says.
+// options are the flags of the command line.
 type options struct {
 	program, handler         string
 	listen, health           string
@@ -63,7 +63,7 @@ func (o *options) check() error {
 	return err
 }
 
-// stopTime is how long requests may take once the process is told to end.
+// stopTime is how long requests may take after the process was told to end.
 const stopTime = 3 * time.Second
 
 // run serves until ctx ends. What sandboxes print goes to the log.
@@ -99,7 +99,7 @@ func run(ctx context.Context, o options, log io.Writer) error {
 	return cmp.Or(err, ignoreLate(url.Shutdown(last)), health.Close())
 }
 
-// ignoreLate takes it for well that some request went on for too long.
+// ignoreLate ignores that some request took too long.
 func ignoreLate(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil
@@ -107,7 +107,7 @@ func ignoreLate(err error) error {
 	return err
 }
 
-// given are the variables that are the function's.
+// given returns the variables for the function.
 func given(environment []string) (of []string) {
 	for _, variable := range environment {
 		if strings.HasPrefix(variable, "LOGPLANE_") || strings.HasPrefix(variable, "AWS_") {

@@ -1,5 +1,6 @@
-// Command probe asks a URL whether the process of its container is healthy, since the images have no shell: it ends
-// with 0 if the answer is 200. The process is the container's own, so that nobody asks for its certificate.
+// Command probe asks a URL whether its container's process is healthy, and exits with 0 if the answer is 200. It is
+// needed because the images have no shell. It does not verify the certificate, because the process is in the same
+// container.
 package main
 
 import (
