@@ -16,7 +16,8 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// TestCredentialsAreMadeOnce: only their owner can read the files, they belong together, and nothing is replaced.
+// TestCredentialsAreMadeOnce: only their owner can read the files, the files belong together, and none is ever
+// replaced.
 func TestCredentialsAreMadeOnce(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "credentials")
 	const address = "api.example:7373"
@@ -72,7 +73,8 @@ func TestCredentialsAreMadeOnce(t *testing.T) {
 	}
 }
 
-// TestOpenSSLBelievesCredentials: OpenSSL, which curl and Python use, is stricter than Go about who signed what.
+// TestOpenSSLBelievesCredentials: OpenSSL, which curl and Python use, is stricter than Go about who signed a
+// certificate.
 func TestOpenSSLBelievesCredentials(t *testing.T) {
 	openssl, err := exec.LookPath("openssl")
 	if err != nil {
@@ -84,7 +86,7 @@ func TestOpenSSLBelievesCredentials(t *testing.T) {
 	require.NoError(t, err, string(said))
 }
 
-// TestCredentialsNameEachAddressOnce: a certificate for what each has anyway does not repeat it.
+// TestCredentialsNameEachAddressOnce: an address that every certificate has is not repeated.
 func TestCredentialsNameEachAddressOnce(t *testing.T) {
 	for _, address := range []string{"localhost:1", "127.0.0.1:1", "[::1]:1"} {
 		c, err := localstack.EnsureCredentials(t.TempDir(), address)
@@ -96,7 +98,8 @@ func TestCredentialsNameEachAddressOnce(t *testing.T) {
 	}
 }
 
-// TestCredentialsOfAnotherAddress: flags for an address that the files are not for would only fail later, at clients.
+// TestCredentialsOfAnotherAddress: existing files for another address are an error, which otherwise only clients would
+// meet.
 func TestCredentialsOfAnotherAddress(t *testing.T) {
 	folder := t.TempDir()
 	c, err := localstack.EnsureCredentials(folder, "localhost:7373")

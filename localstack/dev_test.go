@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	unix.Umask(0o022) // else others may write the folders of tests, and nothing in them is believed
+	unix.Umask(0o022) // else others may write the folders of tests, so their files would not be trusted
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
@@ -53,7 +53,7 @@ func (c cell) createNamespace(t *testing.T, name string) {
 	require.NoError(t, err)
 }
 
-// deleteNamespace deletes it and waits until it is gone, for less than a request's deadline.
+// deleteNamespace deletes a namespace and waits until it is gone, for less than a request's deadline.
 func (c cell) deleteNamespace(t *testing.T, name string) {
 	t.Helper()
 	require.NoError(t, c.CoreV1().Namespaces().Delete(t.Context(), name, metav1.DeleteOptions{}))
@@ -63,7 +63,7 @@ func (c cell) deleteNamespace(t *testing.T, name string) {
 	})
 }
 
-// stalled is a request of which only the head was sent, and that the server has begun to read the body of.
+// stalled is a request of which only the head was sent. The server has begun to read its body.
 type stalled struct {
 	net.Conn
 	answers *bufio.Reader
@@ -100,8 +100,8 @@ func (s stalled) finish(t *testing.T) *http.Response {
 	return answer
 }
 
-// A client that does not send its body, or does not read its answer, holds up nobody's deletion. The body decides
-// nothing by when its request began: a namespace that went meanwhile is gone for it.
+// A client that does not send its body, or does not read its answer, does not delay any deletion. When the body comes,
+// the request sees the present: a namespace that was deleted meanwhile is gone.
 func TestStalledClients(t *testing.T) {
 	c := start(t, localstack.Config{Folder: t.TempDir(), InMemory: true})
 	c.createNamespace(t, "stays")
@@ -119,7 +119,7 @@ func TestStalledClients(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, lost.finish(t).StatusCode)
 	require.Equal(t, http.StatusOK, emptied.finish(t).StatusCode)
 
-	// More than the buffers between the two hold.
+	// More than the buffers between client and server hold.
 	c.createNamespace(t, "goes")
 	for i := range 12 {
 		_, err := c.CoreV1().ConfigMaps("stays").Create(t.Context(), &corev1.ConfigMap{

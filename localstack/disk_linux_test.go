@@ -14,11 +14,12 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// After the log's disk was full the cell goes on as soon as there is space, and until then it says what is wrong.
+// After the log's disk was full, the cell writes again as soon as there is space. Until then its answers say what is
+// wrong.
 func TestFullDisk(t *testing.T) {
 	disk := eventlogtest.MountDisk(t, 64<<20)
 	c := start(t, localstack.Config{Folder: disk.Folder})
-	// Not by client-go, which would try a 503 again.
+	// client-go would retry a 503, so this does not use it.
 	write := func(name string) (int, string) {
 		body := fmt.Sprintf(`{"metadata":{"name":%q},"data":{"x":%q}}`, name, strings.Repeat("x", 100_000))
 		got, err := http.Post(c.URL()+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(body))

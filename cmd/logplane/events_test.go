@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// An event that the log itself has enforced is printed as it comes. The
-// projection is not asked, because it would read the event once more.
+// An event whose precondition the log itself has enforced is printed at once. The projection is not asked, because it
+// would read the event once more.
 func TestCertainEventsAreNotReadAgain(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFrontFlags: a front that could serve nothing, or would show tokens to the network, says what to give instead.
+// TestFrontFlags: a front that could serve nothing, or would expose tokens on the network, says what to give instead.
 func TestFrontFlags(t *testing.T) {
 	for line, why := range map[string]string{
 		"--watcher https://w":                                         "--api is missing: give for example 'https://HOST:7373'",

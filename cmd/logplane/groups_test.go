@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An unknown command must not end as if it had done something, because scripts would go on.
+// An unknown command must not exit with 0, because scripts would go on.
 func TestUnknownCommands(t *testing.T) {
 	groups := 0
 	visit(newRoot(io.Discard), func(cmd *cobra.Command) {

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// TestVersionsNameTheirAuthors: a line says who wrote the version, whom that user acted as, and with what.
+// TestVersionsNameTheirAuthors: a line says who wrote the version, as which user, and with which program.
 func TestVersionsNameTheirAuthors(t *testing.T) {
 	for want, author := range map[string]eventlog.Author{
 		"unknown -":                {},

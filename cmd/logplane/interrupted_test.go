@@ -13,7 +13,7 @@ import (
 )
 
 // A command that is interrupted before it is done must not look as if it were done, because an operator's next step
-// depends on it. For a command that serves, being stopped is a good end.
+// depends on it. A command that serves exits with 0 when it is stopped.
 func TestInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()
@@ -30,7 +30,8 @@ func TestInterrupted(t *testing.T) {
 	require.Zero(t, run(ctx, []string{"dev", "--in-memory", "--listen", "127.0.0.1:0"}, io.Discard, io.Discard))
 }
 
-// Most of the start of 'dev' is writes. One that is cut off is no fault, and nothing to tell of.
+// Most of the start of 'dev' is writes. If one of them is cut off, that is not a fault, and nothing is printed about
+// it.
 func TestInterruptedStart(t *testing.T) {
 	for step := range 30 {
 		ctx, interrupt := context.WithCancel(t.Context())

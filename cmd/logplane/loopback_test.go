@@ -8,7 +8,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 )
 
-// TestBeyondLoopback: objects may name addresses of this machine only where nobody else reaches the process.
+// TestBeyondLoopback: objects may name addresses of this machine only if all clients of the process are on this
+// machine.
 func TestBeyondLoopback(t *testing.T) {
 	c := (&connection{}).apiserver(&cell{})
 	require.True(t, c.BeyondLoopback, "a process that serves nobody")

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ugly has a terminal's escapes of 7 and of 8 bits, a line of its own, text that runs backwards, invisible characters,
-// the line ends of JavaScript, an invisible character beyond 16 bits, and half a character.
+// ugly has a terminal's escapes of 7 and of 8 bits, a line break, text that runs backwards, invisible characters,
+// JavaScript's line ends, an invisible character beyond 16 bits, and half a character.
 const ugly = "a\x1b[2J\u009b31m\r\nb\tc\x7f\u202egnp.exe\u2066\u200b\u2028\ufeff\U000e0001\xc3"
 
 func TestPrintable(t *testing.T) {

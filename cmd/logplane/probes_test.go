@@ -44,7 +44,7 @@ func TestProbes(t *testing.T) {
 			require.Equal(t, http.StatusOK, code, path)
 		}
 		conn.Close()
-		eventlogtest.Eventually(t, "the process is not ready", func() bool { // one check is good for a second
+		eventlogtest.Eventually(t, "the process is not ready", func() bool { // a result is kept for a second
 			code, body = get("/readyz")
 			return code == http.StatusServiceUnavailable
 		})
@@ -57,8 +57,8 @@ func TestProbes(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// A process is not ready while the log's servers acknowledge nothing, though it is connected to their leader, and the
-// leader says that all is well; also one that trusts the leader's word for reads.
+// A process is not ready while the log's servers acknowledge nothing, even if it is connected to their leader and the
+// leader says that all is well. This holds also for a process that trusts the leader for reads.
 func TestNotReadyWhileTheLogIsStuck(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	leaderReads := func(c *eventlog.Config) { c.LeaderReads, c.Timeout = true, time.Second }

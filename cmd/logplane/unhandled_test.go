@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestClientsThatLeaveAreNoErrors: what upstream cannot tell a client that has left is not logged as a fault.
+// TestClientsThatLeaveAreNoErrors: if an error cannot be sent because the client has left, it is not logged as a fault.
 func TestClientsThatLeaveAreNoErrors(t *testing.T) {
 	var said bytes.Buffer
 	logTo(&said, slog.LevelInfo)
@@ -29,8 +29,8 @@ func TestClientsThatLeaveAreNoErrors(t *testing.T) {
 	require.Contains(t, said.String(), `level=ERROR msg="Failed to encode watch event" error="no such kind"`)
 }
 
-// TestOrdinaryRequestsAreForDebugging: what upstream logs of a client's mistake and of every Service is no fault and no
-// news. It is there when it is looked for.
+// TestOrdinaryRequestsAreForDebugging: upstream's lines about clients' mistakes and about every Service are logged only
+// at the level debug.
 func TestOrdinaryRequestsAreForDebugging(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
 		t.Run(level.String(), func(t *testing.T) {

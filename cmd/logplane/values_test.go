@@ -29,7 +29,8 @@ func said(t *testing.T, args ...string) string {
 	return said.String()
 }
 
-// TestValuesAreChecked: a value that means nothing ends the process at its start, with what to give instead.
+// TestValuesAreChecked: a meaningless value ends the process at its start, with an error that says what to give
+// instead.
 func TestValuesAreChecked(t *testing.T) {
 	for line, why := range map[string]string{
 		"projector --cadence 0":                            "--cadence is 0s: it must be at least 1ms",
@@ -73,7 +74,7 @@ func TestValuesAreChecked(t *testing.T) {
 	require.Contains(t, said(t, "api"), "LOGPLANE_MEMORY_MIB is '256Mi': it must be a whole number of MiB, 0 or at least 128")
 }
 
-// TestBucketFolders: a folder's URL that looks relative would mean another folder than the one that was meant.
+// TestBucketFolders: a folder's URL that looks relative is refused, because it would mean another folder than intended.
 func TestBucketFolders(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, url := range []string{"file://cellx/bucket", "file:cellx", "file://", "file:///", "file:/cellx"} {
@@ -91,7 +92,8 @@ func TestBucketFolders(t *testing.T) {
 	require.NoDirExists(t, missing, "who looks makes nothing")
 }
 
-// TestOthersBuckets: a process that serves from a folder in which others may write says so; one that looks does not.
+// TestOthersBuckets: a process that serves from a folder in which others may write warns of it. One that only reads
+// does not.
 func TestOthersBuckets(t *testing.T) {
 	var logged bytes.Buffer
 	before := slog.Default()
@@ -116,8 +118,8 @@ func TestOthersBuckets(t *testing.T) {
 	}
 }
 
-// TestInit: before it, other commands say to run it. It makes no promise about replicas that the stream does not keep,
-// and the authority that it makes is at once the one that Pods trust.
+// TestInit: before init, other commands say to run it. It refuses a number of replicas that the stream does not have.
+// If it makes an authority, Pods trust that authority at once.
 func TestInit(t *testing.T) {
 	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
 	with := func(args ...string) []string { return append(args, where...) }
@@ -134,7 +136,7 @@ func TestInit(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, strings.ReplaceAll(out.String(), " ", ""), strings.ReplaceAll(strings.SplitN(string(pem), "\n", 3)[1], " ", ""))
 
-	t.Setenv("LOGPLANE_EXTERNAL_ADDRESS", "api.example:443") // of the environment that 'api' has, too: no mistake
+	t.Setenv("LOGPLANE_EXTERNAL_ADDRESS", "api.example:443") // of the environment that 'api' has too: not an error
 	require.Contains(t, said(t, with("init", "--replicas", "3")...),
 		"stream 'logplane' has 1 replicas, not 3: change it with 'nats stream edit logplane --replicas 3', then run 'logplane init' again")
 	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
@@ -163,8 +165,8 @@ func TestFlagsAreDocumented(t *testing.T) {
 	})
 }
 
-// TestHistoryByDefault: every command that commits keeps the past for a week, but for what changes by itself. The rules
-// are those that the flag's text says, and fit any other --history.
+// TestHistoryByDefault: every command that commits keeps the past for a week, except of objects that change by
+// themselves. The rules are those in the flag's text, and adapt to any other --history.
 func TestHistoryByDefault(t *testing.T) {
 	said := &[]projection.HistoryRule{}
 	require.NoError(t, (&historyRules{rules: said}).Set(defaultHistoryRules.text))

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// others are the files of servers that make connections by themselves, and why they may.
+// others has the files of servers that make connections by themselves, and why they may.
 var others = map[string]string{
 	"internal/apiserver/aggregation/servers.go": "its transport dials by NewDialer; documents are sent for by Whole",
 	"internal/apiserver/kubelets.go":            "its transport dials by NewDialer, and carries streams",
@@ -20,7 +20,7 @@ var others = map[string]string{
 	"functions/lambda/runtime.go":               "the platform's own interface",
 }
 
-// TestNobodyElseCalls: what a server calls, it calls by this package.
+// TestNobodyElseCalls: servers call other servers only through this package.
 func TestNobodyElseCalls(t *testing.T) {
 	connects := regexp.MustCompile(`\b(http\.Transport\{|http\.Client\{[^T]|http\.Default(Client|Transport)\b|http\.(Get|Head|Post|PostForm)\(|net\.Dialer\{|net\.Dial(Timeout)?\(|webhookutil\.LoadKubeconfig\()`)
 	root, found := filepath.Join("..", ".."), map[string]string{}

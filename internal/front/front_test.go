@@ -28,7 +28,7 @@ import (
 
 const objects = "/api/v1/namespaces/a/configmaps"
 
-// start serves a front of servers at the URLs until the test ends, and returns where.
+// start serves a front of servers at the URLs until the test ends, and returns its URL.
 func start(t *testing.T, apis, watchers []string, change ...func(*front.Config)) string {
 	t.Helper()
 	c := front.Config{APIs: parsed(t, apis), Watchers: parsed(t, watchers)}
@@ -71,7 +71,7 @@ func named(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) }
 }
 
-// dead is a URL where nothing listens.
+// dead returns a URL where nothing listens.
 func dead(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -107,7 +107,7 @@ func (a answer) status(t *testing.T) metav1.Status {
 	return s
 }
 
-// What 'api' would redirect goes to the watcher, in each of its forms, and nothing else does.
+// Every form of request that 'api' would redirect goes to the watcher, and no other request does.
 func TestDestinations(t *testing.T) {
 	at := start(t, []string{server(t, named("api")).URL}, []string{server(t, named("watcher")).URL})
 	for path, want := range map[string]string{
@@ -120,7 +120,7 @@ func TestDestinations(t *testing.T) {
 		"/apis?watch=true":                        "api",
 		"/version":                                "api",
 		"/metrics":                                "api",
-		objects + "?watch=true&limit=x;%zz":       "watcher", // has no meaning, which each of them says
+		objects + "?watch=true&limit=x;%zz":       "watcher", // the query has no meaning, as both servers say
 		objects + "?watch=" + long("true&a=", 64): "api",     // too long for any server of ours
 	} {
 		require.Equal(t, want, send(t, "GET", at+path, "").body, path)
@@ -130,7 +130,7 @@ func TestDestinations(t *testing.T) {
 
 func long(text string, kib int) string { return text + strings.Repeat("x", kib<<9) }
 
-// A server sees the request as the client has sent it, and where it comes from as the front knows it.
+// A server sees the request as the client sent it, and the client's address as the front knows it.
 func TestRequestIsKept(t *testing.T) {
 	type seen struct{ method, uri, host, token, from, realIP, body string }
 	var got atomic.Pointer[seen]
@@ -187,8 +187,8 @@ func TestEventsPassAtOnce(t *testing.T) {
 	<-ended
 }
 
-// A server that breaks off in the middle of its answer leaves a client that sees so, whatever the length that it had
-// announced. No second server adds to the answer.
+// If a server breaks off in the middle of its answer, the client sees that, whether or not the server had announced a
+// length. No second server adds to the answer.
 func TestBrokenAnswers(t *testing.T) {
 	for _, path := range []string{objects, objects + "?watch=true"} {
 		var asked atomic.Int32
@@ -208,7 +208,7 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
-// Nothing is lost while a server is down: what could not be sent goes to another one, writes too.
+// Nothing is lost while a server is down: requests that cannot be sent go to another server, even writes.
 func TestDeadServersAreLeftOut(t *testing.T) {
 	var served atomic.Int32
 	api := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -232,8 +232,8 @@ func TestDeadServersAreLeftOut(t *testing.T) {
 	require.Contains(t, got.status(t).Message, "no 'watcher' of this cell can be reached")
 }
 
-// A server that breaks off before it answers may have done what it was asked for. So a write is not sent again, by
-// nobody: it has no Retry-After. What only reads goes to another server.
+// A server that breaks off before it answers may have done the request. So a write is not sent again, neither by the
+// front nor by the client: the answer has no Retry-After. A request that only reads goes to another server.
 func TestServersThatDieAreNotTrustedTwice(t *testing.T) {
 	var writes, reads atomic.Int32
 	dying := func(_ http.ResponseWriter, r *http.Request) {
@@ -305,7 +305,7 @@ func TestUpgrades(t *testing.T) {
 	}
 }
 
-// A server is believed if the authority has signed for its name, whatever address the name has. Others get nothing.
+// A server is trusted if the authority has signed its name, whatever address the name has. Other servers get nothing.
 func TestServersAreVerified(t *testing.T) {
 	s := httptest.NewTLSServer(named("api"))
 	t.Cleanup(s.Close)
@@ -346,7 +346,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A client cannot have the front take away what somebody before it has added.
+// A client cannot make the front remove a header that something before the front has added.
 func TestConnectionTakesNothingAway(t *testing.T) {
 	at := start(t, []string{server(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.Header.Get("Impersonate-User"))
@@ -398,7 +398,7 @@ func breaking(t *testing.T) (url string, seen func() []string) {
 
 type connKey struct{}
 
-// A request that may do something is sent once, also where net/http would send it again by itself.
+// A request that may change something is sent once, even where net/http would send it again by itself.
 func TestNothingIsDoneTwice(t *testing.T) {
 	for _, header := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		url, seen := breaking(t)
@@ -417,7 +417,7 @@ func TestNothingIsDoneTwice(t *testing.T) {
 	const exec = "/api/v1/namespaces/a/pods/p/exec"
 	url, seen := breaking(t)
 	at := start(t, []string{url}, []string{dead(t)})
-	for range 2 { // what is not answered with 101 leaves a connection for the next
+	for range 2 { // an answer other than 101 leaves the connection for the next request
 		r, err := http.NewRequestWithContext(t.Context(), "GET", at+exec, nil)
 		require.NoError(t, err)
 		r.Header.Set("Connection", "Upgrade")
@@ -430,7 +430,7 @@ func TestNothingIsDoneTwice(t *testing.T) {
 	require.Equal(t, []string{"GET " + exec, "GET " + exec}, seen())
 }
 
-// raw sends what no client of net/http would, and returns the beginning of the answer.
+// raw sends a request that no client of net/http would send, and returns the beginning of the answer.
 func raw(t *testing.T, at, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(at, "http://"))
@@ -444,7 +444,7 @@ func raw(t *testing.T, at, text string) string {
 	return line
 }
 
-// failures are those of all servers so far.
+// failures returns the number of failures of all servers so far.
 func failures(t *testing.T) (n float64) {
 	t.Helper()
 	all := prometheus.NewRegistry()
@@ -461,7 +461,7 @@ func failures(t *testing.T) (n float64) {
 	return n
 }
 
-// What a client does wrong is its own fault: the server that was asked is not taken for dead.
+// A client's mistake does not count as a failure of the server that was asked.
 func TestClientsBreakOff(t *testing.T) {
 	url, _ := breaking(t)
 	at := start(t, []string{url}, []string{dead(t)})

@@ -12,7 +12,7 @@ import (
 
 var kept [][]byte
 
-// fill makes kept hold this many MiB.
+// fill makes kept hold the given MiB.
 func fill(mebibytes int) {
 	for range mebibytes {
 		block := make([]byte, 1<<20)
@@ -23,15 +23,15 @@ func fill(mebibytes int) {
 	}
 }
 
-// waste allocates this many bytes and keeps nothing.
+// waste allocates the given bytes and keeps nothing.
 func waste(bytes int) {
 	for ; bytes > 0; bytes -= 1 << 20 {
 		runtime.KeepAlive(make([]byte, 1<<20))
 	}
 }
 
-// TestGivesBackWhenIdle: nothing happens during work. Soon after it, garbage goes back to the system. Once there was
-// nothing to do for a whole pause, caches shrink once and the memory that they held goes back, too.
+// TestGivesBackWhenIdle: during work nothing is given back. Soon after work, garbage goes back to the system. After a
+// whole pause without work, caches shrink once, and their memory goes back too.
 func TestGivesBackWhenIdle(t *testing.T) {
 	defer func() { kept = nil }()
 	rested, shrunk, dropped := 0, 0, int64(0)
@@ -41,7 +41,7 @@ func TestGivesBackWhenIdle(t *testing.T) {
 			k.look()
 		}
 	}
-	fill(30) // as a start does
+	fill(30) // as at a start
 	rest()
 	rest()
 	require.Equal(t, 1, shrunk)
@@ -60,7 +60,7 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	require.Less(t, held, start+start/4+30<<20)
 	require.Empty(t, kept)
 
-	// A little work, beside much garbage.
+	// A little work, with much garbage.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	waste(300 << 20)
 	before := rested
@@ -75,7 +75,7 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	_, held = usage()
 	require.Less(t, held, start+start/4+30<<20)
 
-	// With little work on and on, it looks again after each pause, and gives back if that is worth it.
+	// During continuous light work, it looks again after each pause, and gives back memory if that is worthwhile.
 	fill(200)
 	littleWork := func() {
 		for range pause {
@@ -104,7 +104,7 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	require.Equal(t, 2, shrunk, "stopped")
 }
 
-// TestCollectionsSetTheTimer: the process looks after every collection, and no longer after stop.
+// TestCollectionsSetTheTimer: the process checks its memory after every collection, but not after stop.
 func TestCollectionsSetTheTimer(t *testing.T) {
 	k := &keeper{shrink: func() {}, timer: stoppedTimer()}
 	k.mu.Lock()
@@ -119,7 +119,7 @@ func TestCollectionsSetTheTimer(t *testing.T) {
 	require.False(t, k.timer.Stop())
 }
 
-// TestLimit: the process knows who limits it, and what its caches may have.
+// TestLimit: the process knows the source of its limit, and how much its caches may have.
 func TestLimit(t *testing.T) {
 	t.Setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "512")
 	was := debug.SetMemoryLimit(-1)
@@ -146,7 +146,7 @@ func TestLimit(t *testing.T) {
 	require.EqualValues(t, 32<<20, Caches(256))
 }
 
-// TestHeap: the heap leaves room for the binary, and a process of any size has some.
+// TestHeap: the heap leaves room for the binary, and a process of any size has some heap.
 func TestHeap(t *testing.T) {
 	for told, want := range map[uint64]uint64{0: 0, 1: 0, 64: 32, 128: 64, 160: 80, 256: 176, 1000: 900} {
 		require.InDelta(t, want<<20, heap(told<<20), 1<<20, told)

@@ -42,7 +42,7 @@ func TestParse(t *testing.T) {
 		"fri":                           {"2026-11-20T05:00:00Z", "2026-11-20T00:00:00-05:00", true},
 		"thursday":                      {"2026-11-26T05:00:00Z", "2026-11-26T00:00:00-05:00", true},
 		"ThursdayT16:00":                {"2026-11-26T21:00:00Z", "2026-11-26T16:00:00-05:00", true},
-		"thursday 18:00":                {"2026-11-19T23:00:00Z", "2026-11-19T18:00:00-05:00", true}, // today's has not come
+		"thursday 18:00":                {"2026-11-19T23:00:00Z", "2026-11-19T18:00:00-05:00", true}, // 18:00 today is yet to come
 		"2026-11-26T16:45":              {"2026-11-26T21:45:00Z", "2026-11-26T16:45:00-05:00", true}, // clocks differ
 		"2026-11-26T21:45:20Z":          {"2026-11-26T21:45:20Z", "2026-11-26T16:45:20-05:00", false},
 		"2026-11-26T16:44:30.123-05:00": {"2026-11-26T21:44:30.123Z", "2026-11-26T16:44:30-05:00", false},
@@ -61,7 +61,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseRefuses: what is no moment is the name of an object, or a mistake that says what to write.
+// TestParseRefuses: a text that is not a moment is the name of an object, or a mistake whose error says what to write.
 func TestParseRefuses(t *testing.T) {
 	for _, text := range []string{"", "deploy", "deploy/web", "d", "w", "cm", "-", "@", "@x", "-2h", "+2h", "1d-2h", "2d1w", "7days", "25:00",
 		"friday 25:00", "friday 18", "fridays", "2026-02-30", "2026-11-26 ", "2026-11-26T", "99999999999999999999", "9999999999d", "106751d24h",
@@ -81,7 +81,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is read is not after now, and what is sent of it means the same in every zone.
+// FuzzParse: a parsed moment is not after now, and the text sent to a server means the same in every zone.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{"@12", "7", "2h", "1w2d3h", "now", "yesterday", "friday 18:00", "2026-11-26", "2026-11-26T16:44", "2026-11-25T12:00:00.5+01:00"} {
 		f.Add(text, int64(1795700000), int64(7))

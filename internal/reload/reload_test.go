@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// write makes a file that was left alone for long enough. The clock of these tests is not the file system's.
+// write makes a file that looks unchanged for long enough. The clock of these tests is not the file system's.
 func write(t *testing.T, path, content string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
@@ -58,7 +58,7 @@ func TestValueFollowsItsFile(t *testing.T) {
 	})
 }
 
-// A mount of a Kubernetes Secret changes by one rename of a link to the folder of all files.
+// A mount of a Kubernetes Secret changes when one link, to the folder of all files, is renamed.
 func TestValueFollowsALink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		folder := t.TempDir()
@@ -105,7 +105,7 @@ func TestValueOutlivesABadFile(t *testing.T) {
 	})
 }
 
-// TestValueOfAFileThatNamesAnother: the other one may come later, and is not watched.
+// TestValueOfAFileThatNamesAnother: the other file may be made later, and is not watched.
 func TestValueOfAFileThatNamesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		folder := t.TempDir()

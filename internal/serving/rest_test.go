@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// TestAfterRest: who comes after a rest waits for the process to look after its connections. Probes do not, and they
-// are no end of a rest.
+// TestAfterRest: a request after a rest waits until the process has checked its connections. Probes do not wait, and do
+// not end a rest.
 func TestAfterRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		thaws := 0

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells it to end. It is
-// cut off in the end, and that is no failure of the process.
+// An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells it to end. The
+// server cuts it off in the end, and does not count that as a failure.
 func TestLateConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits as long as requests may take to finish")
@@ -38,7 +38,7 @@ func TestLateConnection(t *testing.T) {
 	require.NoError(t, err)
 	defer plain.Close()
 	answer, err := certified.Client().Get("https://" + listener.Addr().String())
-	require.NoError(t, err) // who comes later has an answer, so the first one is not in the listener's queue any more
+	require.NoError(t, err) // a later client has an answer, so the first one has left the listener's queue
 	require.NoError(t, answer.Body.Close())
 	certified.Client().CloseIdleConnections()
 	stop()
@@ -59,8 +59,9 @@ func TestLateConnection(t *testing.T) {
 	require.NoError(t, <-served)
 }
 
-// TestGrace: a request in flight when the server stops has a second. It has longer if a drain has ended what would
-// use that up. A watch that is slow to be refused was answered as one that had timed out, and its client listed again.
+// TestGrace: a request in flight when the server stops has a second. If a drain has ended the watches, which would use
+// that up, it has longer. Without that, a watch that was refused late was answered as if it had timed out, and its
+// client listed again.
 func TestGrace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for longer than a second")
@@ -117,7 +118,7 @@ func serve(t *testing.T, handler http.HandlerFunc, c serving.Config) (url string
 	return "https://" + listener.Addr().String(), certified.Client()
 }
 
-// TestSlowReader: a client that does not receive its answer is cut off when the time of its request is over.
+// TestSlowReader: a client that does not receive its answer is cut off after the deadline of its request.
 func TestSlowReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a slow reader")

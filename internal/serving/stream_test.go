@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// withStream serves with a stream over plain HTTP.
+// withStream serves with a Stream over plain HTTP.
 func withStream(t *testing.T, patience time.Duration, handle func(*serving.Stream, *http.Request)) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -32,8 +32,8 @@ func withStream(t *testing.T, patience time.Duration, handle func(*serving.Strea
 	return server
 }
 
-// TestSend: what is sent stands between what the handler wrote before it and what it writes after it. While the handler
-// holds something back, and after the end, nothing can be sent.
+// TestSend: a chunk comes after the handler's earlier writes and before its later ones. While the handler has unflushed
+// data, and after the end, Send sends nothing.
 func TestSend(t *testing.T) {
 	var s *serving.Stream
 	server := withStream(t, time.Minute, func(stream *serving.Stream, _ *http.Request) {
@@ -63,8 +63,8 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// TestNothingAfterAFailure: what the handler could not send is missing, so nothing may be sent after it, even if the
-// client reads on. The writers in between need not tell of a failed flush.
+// TestNothingAfterAFailure: once a write of the handler has failed, a part of the answer is missing. So nothing more
+// may be sent, even if the client reads on. The writers in between may hide a failed flush.
 func TestNothingAfterAFailure(t *testing.T) {
 	failed, reads, sent := make(chan struct{}), make(chan struct{}), make(chan bool, 1)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -92,13 +92,13 @@ func TestNothingAfterAFailure(t *testing.T) {
 	require.False(t, <-sent)
 }
 
-// silent is a writer as upstream's are.
+// silent is a writer that reports no flush errors, like upstream's.
 type silent struct{ http.ResponseWriter }
 
 func (s silent) Flush()                      { s.ResponseWriter.(http.Flusher).Flush() }
 func (s silent) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// TestSendsOnlyChunks: who asks by HTTP/1.0, HTTP/2 or TLS is sent nothing past the handler.
+// TestSendsOnlyChunks: clients of HTTP/1.0, HTTP/2 or TLS are sent nothing past the handler.
 func TestSendsOnlyChunks(t *testing.T) {
 	sends := make(chan bool, 1)
 	handler := func(w http.ResponseWriter, r *http.Request) {
@@ -130,8 +130,8 @@ func TestSendsOnlyChunks(t *testing.T) {
 	require.False(t, <-sends)
 }
 
-// TestSendDoesNotWait: a client that reads nothing is sent what there is room for. The rest of a chunk of which it had
-// room for a part comes before anything else, once it reads.
+// TestSendDoesNotWait: a client that reads nothing is sent as much as there is room for. If there was room for a part
+// of a chunk, the rest comes before anything else once the client reads.
 func TestSendDoesNotWait(t *testing.T) {
 	sent := make(chan string, 1)
 	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {
@@ -159,8 +159,8 @@ func TestSendDoesNotWait(t *testing.T) {
 	require.True(t, want == string(body))
 }
 
-// TestSendAll: it begins after the handler has, its bytes stay together whatever else is written, and a client that
-// takes long for all of it, but not for a part, is not cut off. Nothing is sent after the end.
+// TestSendAll: it begins after the handler has begun, and its bytes stay together whatever else is written. A client is
+// not cut off if it takes long for all of it, but receives the parts in time. Nothing is sent after the end.
 func TestSendAll(t *testing.T) {
 	if testing.Short() {
 		t.Skip("its client is slow")
@@ -172,11 +172,11 @@ func TestSendAll(t *testing.T) {
 	server := withStream(t, patience, func(s *serving.Stream, _ *http.Request) {
 		stream = s
 		go func() { sent <- s.SendAll([]byte(text)) }()
-		_, err := io.WriteString(s, "a") // what is held back comes first
+		_, err := io.WriteString(s, "a") // the buffered byte comes first
 		assert.NoError(t, err)
 		s.Flush()
 		assert.NoError(t, <-sent)
-		_, err = io.WriteString(s, "b"+text) // so it is with what the handler writes at once
+		_, err = io.WriteString(s, "b"+text) // a large write of the handler is sent in parts too
 		assert.NoError(t, err)
 	})
 	response, err := server.Client().Get(server.URL)
@@ -192,8 +192,7 @@ func TestSendAll(t *testing.T) {
 	require.Error(t, stream.SendAll([]byte("nothing")))
 }
 
-// TestEndDoesNotWaitForAll: once the handler is done, a client that receives slowly gets no more than one patience for
-// what is being sent.
+// TestEndDoesNotWaitForAll: once the handler is done, a slow client gets no more than one patience for the rest.
 func TestEndDoesNotWaitForAll(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	sent := make(chan error, 1)
@@ -218,7 +217,7 @@ func TestEndDoesNotWaitForAll(t *testing.T) {
 	require.Error(t, <-sent)
 }
 
-// TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off, which ends its handler, although
+// TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off. That ends its handler, even if
 // the handler has nothing to write.
 func TestRestOfAChunk(t *testing.T) {
 	ended := make(chan error, 1)
@@ -238,7 +237,7 @@ func TestRestOfAChunk(t *testing.T) {
 	require.ErrorIs(t, <-ended, context.Canceled)
 }
 
-// TestSendAllocatesNothing: a chunk costs each of its receivers a write, and no memory.
+// TestSendAllocatesNothing: a chunk costs one write for each receiver, and no allocation.
 func TestSendAllocatesNothing(t *testing.T) {
 	allocated := make(chan float64, 1)
 	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {

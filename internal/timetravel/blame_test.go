@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestBlame follows fields, and items of lists though their places change, through three versions.
+// TestBlame follows fields and items of lists through three versions, though the items change places.
 func TestBlame(t *testing.T) {
 	var tree *blamed
 	var last any
@@ -29,7 +29,7 @@ func TestBlame(t *testing.T) {
 	require.Equal(t, 0, tree.fields["args"].items[0].version)
 }
 
-// TestMasked: a diff of Secrets says what has changed, and not from what to what.
+// TestMasked: a diff of Secrets says which values have changed, but shows no value.
 func TestMasked(t *testing.T) {
 	object := func(text string) map[string]any { return parse(t, text).(map[string]any) }
 	before, after := masked(object(`{data: {same: a, other: b, gone: c}}`), object(`{data: {same: a, other: x, new: y}}`))

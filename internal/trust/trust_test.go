@@ -14,8 +14,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Whatever another user may write, on the way to a file or the file itself, is refused; what is sticky on the way is
-// not. The message names the place.
+// A file is refused if another user may write it or a folder above it, except a sticky folder above it. The message
+// names the path.
 func TestWhatOthersMayWrite(t *testing.T) {
 	root := t.TempDir()
 	folder := filepath.Join(root, "above", "folder")
@@ -46,7 +46,7 @@ func TestWhatOthersMayWrite(t *testing.T) {
 	require.ErrorIs(t, File(filepath.Join(folder, "missing")), os.ErrNotExist)
 }
 
-// What belongs to another user is refused, also if only that user may write it.
+// A file that belongs to another user is refused, even if only that user may write it.
 func TestWhatBelongsToOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")
@@ -64,7 +64,7 @@ func TestWhatBelongsToOthers(t *testing.T) {
 	require.ErrorContains(t, Folder(folder), "'"+folder+"' belongs to another user")
 }
 
-// A volume begins with a file system of its own.
+// A volume is a mount point.
 func TestMounts(t *testing.T) {
 	for path, want := range map[string]bool{"/dev": true, t.TempDir(): false, "/": false} {
 		var is unix.Stat_t

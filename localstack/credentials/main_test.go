@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// TestLogUsers: each role has the password that the log's servers know of it, in a file that only the owner can read.
-// What is there stays, and is not used for other servers.
+// TestLogUsers: each role's password is the one that the log's servers know, in a file that only the owner can read.
+// Existing files stay, and are not used for other servers.
 func TestLogUsers(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "state")
 	three := []string{"nats", "nats-2", "nats-3"}
@@ -57,8 +57,8 @@ func readSecret(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestOnlyTheLogsServersAreClients: the log's servers let each other in by a certificate, and nobody else has one that
-// is for clients.
+// TestOnlyTheLogsServersAreClients: the log's servers authenticate to each other by certificates, and nobody else has a
+// client certificate.
 func TestOnlyTheLogsServersAreClients(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "state")
 	require.NoError(t, write(folder, "https://127.0.0.1:7380", []string{"nats"}))
