@@ -36,7 +36,7 @@ import (
 )
 
 // commitCadence is how often a dirty projection is committed. Nobody else reads this cell, so uncommitted events are in
-// memory anyway, and each commit packs all inlined rows into the root again.
+// memory anyway, and each commit packs everything inline into the root again.
 const commitCadence = 5 * time.Second
 
 // healCadence is how often the log server is asked whether it can write again.

@@ -20,8 +20,8 @@ func printable(s string) string { return escape(s, hidden, wideYAML) }
 // printableError returns an error on one line, even if it joins several errors.
 func printableError(err error) string { return printable(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// printableJSON returns the same document with escapes. Apart from white space, every character that needs an escape,
-// and that encoding/json leaves as it is, is inside a string.
+// printableJSON returns the same document with escapes. Apart from white space, each character that still needs an
+// escape after encoding/json is inside a string.
 func printableJSON(document []byte) string {
 	return escape(string(document), hiddenInDocument, wideJSON)
 }

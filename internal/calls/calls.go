@@ -42,7 +42,8 @@ func Whole(sender http.RoundTripper, most int64) http.RoundTripper {
 	return Measured(sender, most, func([]byte) error { return nil })
 }
 
-// Measured is Whole for answers whose decoder knows no bounds. If measure returns an error, so does the request.
+// Measured is Whole for answers whose decoder has no bounds. Measure checks the whole answer first; its error is
+// returned.
 func Measured(sender http.RoundTripper, most int64, measure func(answer []byte) error) http.RoundTripper {
 	return whole{sender, most, measure}
 }
@@ -140,7 +141,8 @@ func (e end) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
 
 // NewDialer connects to peers that objects name. It checks the address to which a name resolves at that moment. It
 // refuses an address that means this machine, or only its own network, because services there trust everybody who can
-// reach them. Unless beyondLoopback, loopback is allowed: then all clients of this server are on the machine as well.
+// reach them. If beyondLoopback is false, loopback is allowed, because then all clients of this server are on this
+// machine too.
 func NewDialer(beyondLoopback bool) *net.Dialer {
 	return &net.Dialer{Timeout: dialTimeout, Control: func(_, address string, _ syscall.RawConn) error {
 		to, err := netip.ParseAddrPort(address)

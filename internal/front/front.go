@@ -125,9 +125,9 @@ func check(r *http.Request) error {
 	return nil
 }
 
-// takenAway returns a header that the client's Connection header names and that a server may use. A proxy removes
-// headers named there. So a client could remove a header that something before the front has added, such as the
-// impersonated user.
+// takenAway returns a header that the client's Connection header names and that a server may judge by, or the empty
+// string. A proxy removes headers named there. So a client could remove a header that something before the front has
+// added, such as the impersonated user.
 func takenAway(h http.Header) string {
 	for _, names := range h["Connection"] {
 		for name := range strings.SplitSeq(names, ",") {

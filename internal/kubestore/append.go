@@ -14,21 +14,21 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// refused is an error that one revision of the object is the reason for. Revision 0 means that there is no object.
+// refused is an error that holds only for one revision of the object. Revision 0 means that there is no object.
 type refused struct {
 	revision eventlog.Revision
 	error
 }
 
-// attempts bounds how often a write is computed. With the pauses between them, so many attempts take some seconds at
-// least, and the write has lost each time.
+// attempts bounds how often a write is computed. A write that has lost so often has tried for some seconds at least,
+// because of the pauses in between.
 const attempts = 100
 
 // compute runs try on a view, and again on a newer view if the write lost to another write of the key. It also runs try
-// again if a revision that is no longer the object's last one is the reason for a refusal, because the view may be from
-// the request's start. A write that adds or removes the object changes its namespace's counts. If writes of the
-// namespace that have lost are being tried again, such a write waits for its turn behind them; else each newcomer would
-// make them lose once more.
+// again if the write was refused because of a revision that is no longer the object's last: the view may be from the
+// request's start. A write that adds or removes the object changes its namespace's counts. Such a write first waits its
+// turn if another write of the namespace has lost and is being tried again. Otherwise each newcomer would make the
+// others lose once more.
 func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	if t := transactionOf(ctx); t != nil {
 		rev, err := t.compute(try)
@@ -82,7 +82,7 @@ type turns struct {
 	all [64]chan struct{} // by mu
 }
 
-// of returns the turn for what is contended. Sending to the channel takes the turn.
+// of returns the turn of a path or a namespace. Sending to the channel takes the turn.
 func (t *turns) of(contended string) chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,8 +113,8 @@ func (t *turns) take(ctx context.Context, contended string) chan struct{} {
 	}
 }
 
-// contended returns what the write has lost: a path, or the namespace if the batch had writes beside the object, such
-// as that of a quota, which all writes of the namespace want to change.
+// contended returns what a losing write has contended for: its path. If the batch had writes beside the object, such as
+// that of a quota, it is the namespace, because all writes of the namespace want to change those.
 func (s *store) contended(path string, err error) string {
 	var failed appendError
 	if namespace := s.key(path).Namespace; namespace != "" && errors.As(err, &failed) && failed.beside {
@@ -234,8 +234,8 @@ func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]pr
 // Append appends writes in one batch and returns the revision of the last one. The writes come from States of the view,
 // which give each its base and precondition. Append serves requests, and also parts of Logplane that write without one.
 // The context says who writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. If
-// the request has ended, or while the log is known to refuse, Append writes nothing and fails with ErrNotPublished. In
-// a transaction it keeps the writes for the transaction's end, and the revision is provisional.
+// the request has ended, or while the log is known to refuse writes, Append writes nothing and fails with
+// ErrNotPublished. In a transaction it keeps the writes for the transaction's end, and the revision is provisional.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	if author, ok := AuthorOf(ctx); ok {
 		for i, w := range writes {

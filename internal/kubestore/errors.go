@@ -121,7 +121,7 @@ func unreadAnswer(ctx context.Context, err error) error {
 }
 
 // unwritten answers a request if nothing was written for a reason that may pass. A request of several appends, such as
-// a deletecollection, may have written a part before. Its answer has no Retry-After.
+// a deletecollection, may have written a part before. In that case the answer has no Retry-After.
 func unwritten(ctx context.Context, why error) error {
 	if r := requestViewOf(ctx); r != nil && r.hasWritten() {
 		return apierrors.NewInternalError(fmt.Errorf("a part was written, and no more: %w: read the objects to learn what was written", why))

@@ -70,7 +70,7 @@ func demanded(r labels.Requirement) (any []projection.Fact) {
 	return any
 }
 
-// facts implements projection.Selection.Facts. It fails for the rows that the judge could not read either.
+// facts implements projection.Selection.Facts. It fails if the judge itself could not read one of the objects.
 func (j *judge) facts(rows iter.Seq[projection.Row]) (all []projection.Fact, ok bool) {
 	of := factsOf{store: j.store, version: j.version}
 	for row := range rows {

@@ -23,7 +23,7 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
 	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
-	// Comparing the object before an event with the selection may take time, and so may asking a key service.
+	// The feed must not wait, but comparing the object before an event may take time, and so may asking a key service.
 	if w.selects == nil && w.plain {
 		sub.Offer = w.offer
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // Objects is a cache of decoded objects by row key and revision, and of pieces of lists. Their bytes count in the
-// process's budget, of which no namespace takes the part that others need. It is safe for concurrent use. Nobody may
+// process's budget, in which no namespace can take the part that others need. It is safe for concurrent use. Nobody may
 // write to the objects.
 type Objects struct {
 	budget  *cache.Budget

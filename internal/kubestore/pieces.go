@@ -25,15 +25,15 @@ import (
 // The key of an item decides whether a piece ends with the item. So a change affects one piece, and pages, lists of one
 // namespace and selected lists share the pieces of the items that they have in common.
 type Pieces struct {
-	// Resource is the one whose list is wanted in pieces. Other lists of the request are objects.
+	// Resource is the resource whose list is wanted in pieces. The request's other lists have objects.
 	Resource schema.GroupResource
 	// Form names the encoding that Encode produces.
 	Form string
-	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is. Unless
-	// pieces are Fleeting, it is called for several at once, as Verbatim is.
+	// Encode makes a piece of the items of a list, to which it must not write. Large says that the whole list is large.
+	// Encode and Verbatim are called concurrently, unless Fleeting is set.
 	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
-	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. It is nil if all
-	// must.
+	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. If Verbatim itself is
+	// nil, all items must be decoded.
 	Verbatim func(ctx context.Context, items []projection.Row, large bool) Piece
 	// Sized says that the answer begins with the size of the whole list.
 	Sized bool

@@ -303,8 +303,8 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 	}
 }
 
-// follows looks for any row after the last one, one that the selection leaves out included, so that a page ends in the
-// same way whatever is selected.
+// follows looks for any row after the last one, even one that the selection leaves out, so that the end of a page does
+// not depend on the selection.
 func (l *listing) follows(ctx context.Context) error {
 	for _, err := range l.view.Scan(ctx, l.last+"\x00", l.keys.End, l.at) {
 		if err != nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// errAsked is the cause with which a replay stops that was asked to end.
+// errAsked is the cause of the end of a replay that was asked to end.
 var errAsked = errors.New("the watch was asked to end")
 
 // replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If it is asked
 // to end earlier, the bookmark has the position that it has reached. Neither a slow reader nor a long search for the
-// next event delays that.
+// next event delays the bookmark.
 func (w *watcher) replay(ctx context.Context) error {
 	utilflowcontrol.WatchInitialized(ctx)
 	running, stop := context.WithCancelCause(ctx)

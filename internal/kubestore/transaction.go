@@ -18,8 +18,8 @@ import (
 const transactionTries = 5
 
 // transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them.
-// So it bounds the bytes that the transaction writes to half as many. Even a patch of a few bytes decodes and encodes a
-// whole object, which takes a tenth of a microsecond or two for each byte.
+// So the transaction writes at most half as many bytes. Even a patch of a few bytes decodes and encodes a whole object,
+// which takes a tenth of a microsecond or two for each byte.
 const transactionWork = 32 << 20
 
 // heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more bytes waits
@@ -28,9 +28,9 @@ const heavyWrite = 256 << 10
 
 type transactionKey struct{}
 
-// Transaction is one attempt to write the writes of several requests in one append. In its context, every write of a
-// store is kept until the end, and every read shows the earlier writes of the same attempt. This includes claims and
-// writes beside objects: if one quota limits two objects, the second is charged after the first.
+// Transaction is one attempt to append the writes of several requests together. In its context, every write of a store
+// is kept until the end, and every read shows the earlier writes of the same attempt. This includes claims and writes
+// beside objects: if one quota limits two objects, the second is charged after the first.
 type Transaction struct {
 	mu      sync.Mutex // guards what follows
 	pending *projection.Pending
@@ -181,7 +181,7 @@ func (t *Transaction) end() (lost bool) {
 	return t.lost
 }
 
-// view returns what the transaction's requests read.
+// view returns the view that the transaction's requests read.
 func (t *Transaction) view() *projection.View {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,8 +198,8 @@ func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, err
 	return rev, err
 }
 
-// spend counts bytes of objects that a write is about to decode and encode. If these bytes are many, or in a
-// transaction those of all its writes, the request waits for its turn.
+// spend counts bytes of objects that a write is about to decode and encode. The request waits for its turn if these
+// bytes are many, or in a transaction those of all its writes so far.
 func spend(ctx context.Context, bytes int) error {
 	if t := transactionOf(ctx); t != nil {
 		t.mu.Lock()

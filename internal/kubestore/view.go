@@ -108,8 +108,7 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 }
 
 // Staleness bounds the age of the view that a write starts from, and of the view that decides about it when it is
-// appended. So if writes become forbidden at some time, because a namespace terminates, the last write that was decided
-// without knowing so was decided less than this much later.
+// appended. So once a namespace terminates, a write that does not see that yet is decided within this time.
 const Staleness = time.Second
 
 // recent is consistent, but the view is no older than Staleness. Only a slow request has an older view, such as one

@@ -192,8 +192,8 @@ func (w *watcher) run(ctx context.Context) {
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(ctx, err)}, 0)
 }
 
-// rejoinAttempts bounds how often a watch that makes no progress joins the feed again. So many attempts take about a
-// second and a half together.
+// rejoinAttempts bounds how often a watch that makes no progress joins the feed again. All attempts together take about
+// a second and a half.
 const rejoinAttempts = 24
 
 // stream sends the state if it is wanted, then the past, then the feed's events, until something fails for good. It

@@ -111,7 +111,7 @@ func (w *Writers) before(last uint64) chan struct{} {
 var errRequestEnded = errors.New("the request has ended")
 
 // beginAppend makes the context's request count until the append has ended. It refuses a request that has ended,
-// because what the request read may no longer be true. It also refuses while the log is known to refuse.
+// because what the request read may no longer be true. It also refuses while the log is known to refuse writes.
 func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	if c.Writable != nil {
 		err = c.Writable()

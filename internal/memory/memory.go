@@ -96,9 +96,9 @@ func lambda() (uint64, error) {
 	return mebibytes << 20, nil
 }
 
-// A process checks its memory one tick after its last garbage collection. It then checks each tick, until a whole pause
-// has freed nothing. It gives memory back if that is worthwhile: if it holds over an eighth more than after it last
-// gave back, and worth bytes on top.
+// A process checks its memory one tick after its last garbage collection. It then checks each tick, until it was idle
+// for a whole pause and nothing is left to shrink. It gives memory back if that is worthwhile: if it holds over an
+// eighth more than after it last gave back, and worth bytes on top.
 const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks

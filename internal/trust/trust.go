@@ -25,7 +25,7 @@ func Folder(path string) error {
 // sticky, as /tmp is: there nobody can remove another user's files.
 //
 // A mount that root has made for this process, such as a volume of a container, is trusted even if everybody may write
-// to it: in a volume that Kubernetes makes so, everybody means the containers of its Pod.
+// to it. Kubernetes lets everybody write to a volume, but only the containers of its Pod can reach the volume.
 func File(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

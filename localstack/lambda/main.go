@@ -1,5 +1,5 @@
 // Command lambda runs a program as a function of an emulated AWS Lambda behind a function URL, until it is told to end.
-// The function gets the variables of its environment that begin with LOGPLANE_ or AWS_.
+// The function gets those variables of the command's environment that begin with LOGPLANE_ or AWS_.
 package main
 
 import (

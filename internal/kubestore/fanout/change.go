@@ -44,8 +44,8 @@ func (c *change) prompt() bool {
 	return c.isPrompt
 }
 
-// to returns what the change is to a watch with a selection, nil for a watch of everything. The returned object is nil
-// if the change does not concern the watch.
+// to returns the change as a watch sees it. Selects is the watch's selection, nil for everything. The returned object
+// is nil if the change does not concern the watch.
 func (c *change) to(ctx context.Context, selects *storage.SelectionPredicate) (watch.EventType, *object, error) {
 	if _, err := c.loadAfter(ctx); err != nil {
 		return "", nil, err

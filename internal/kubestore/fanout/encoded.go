@@ -51,8 +51,8 @@ type announced struct {
 type Receipt struct {
 	encoded chan struct{}
 	once    sync.Once // closes encoded
-	// decorated and sent are set before encoded is closed: the object was changed; it was encoded and written without
-	// error.
+	// decorated says that the object was changed, and sent that it was encoded and written without error. Both are set
+	// before encoded is closed.
 	decorated, sent bool
 }
 
@@ -61,7 +61,7 @@ var (
 	_ Shared                  = (*announced)(nil)
 )
 
-// Announce returns the object as one watch sends it.
+// Announce returns the object as one watch sends it, and the receipt that tells when it was encoded.
 func Announce(object runtime.Object) (runtime.Object, *Receipt) {
 	r := &Receipt{encoded: make(chan struct{})}
 	return &announced{object, r}, r
@@ -113,8 +113,8 @@ type chunkOf struct {
 	t    watch.EventType
 }
 
-// Chunk returns the event in the form. It is encoded for the first of many watches that needs it. It returns false if
-// the event is not shared by many watches, or cannot be encoded.
+// Chunk returns the event's encoding in the form. It is made once, for the first of many watches that needs it. Chunk
+// returns false if the event is not shared by many watches, or cannot be encoded.
 func Chunk(e watch.Event, f Form) (chunk []byte, ok bool) {
 	shared, ok := e.Object.(*encodedOnce)
 	if !ok {

@@ -93,9 +93,9 @@ func (d *Delivery) size() int64 {
 // NewDelivery returns a delivery of an event.
 func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }
 
-// For returns what the event is to a watch of a store with a selection, nil for a watch of everything. Found is false
-// if the event does not concern the watch. If an update makes the object match the selection, or no longer match it,
-// the watch gets ADDED or DELETED.
+// For returns the event as a watch of the store sees it. Selects is the watch's selection, nil for everything. Found is
+// false if the event does not concern the watch. If an update makes the object match the selection, or no longer match
+// it, the watch gets ADDED or DELETED.
 func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionPredicate) (_ watch.Event, found bool, err error) {
 	t, o, err := d.change(s).to(ctx, selects)
 	if o == nil || err != nil {

@@ -234,7 +234,7 @@ func (f *Feed) stop() {
 	}
 }
 
-// end makes no watch wait for the feed any more.
+// end ends the feed, so that no watch waits for it any more.
 func (f *Feed) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -37,8 +37,7 @@ type Subscription struct {
 	complete eventlog.Revision
 }
 
-// Joined yields once: the window at whose end the subscription began. It is closed without a window if the feed has
-// ended.
+// Joined yields one window, at whose end the subscription begins. It is closed without a window if the feed has ended.
 func (s *Subscription) Joined() <-chan Window { return s.joined }
 
 // Queue yields the deliveries after that window, in order. It is closed when the watch could not keep up or the feed

@@ -55,8 +55,7 @@ func (w *Window) halve(capacity int) {
 // size is about how much memory an event takes.
 func (e *Event) size() int64 { return int64(eventOverhead + len(e.Body)) }
 
-// idle divides the window of an idle process: only one part of this many is kept. Older events are then read from event
-// segments.
+// idle is the divisor by which an idle process reduces its window. Older events are then read from event segments.
 const idle = 64
 
 func (w *Window) shrink(budget int64) {
