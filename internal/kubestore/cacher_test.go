@@ -52,8 +52,8 @@ func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// observed waits after every create until the cache has the object, as upstream's own test of watch semantics does. It
-// is slow for the same reason: the cacher ends watches that get dozens of events before they are first read.
+// observed waits after every create until the cache has the object, as upstream's own test of watch semantics does.
+// Without the wait the cacher would end watches, which would get dozens of events before they are first read.
 type observed struct{ storage.Interface }
 
 func (o observed) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {

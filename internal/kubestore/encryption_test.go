@@ -146,7 +146,7 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	}
 }
 
-// TestStoredIsTheInverseOfPlain: decryption returns the encrypted text, with a provider and without one.
+// TestStoredIsTheInverseOfPlain: a stored value decrypts to the original, with a provider and without one.
 func TestStoredIsTheInverseOfPlain(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	transformer := encrypted(t, "aesgcm:a")

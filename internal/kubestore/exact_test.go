@@ -78,8 +78,8 @@ func listed(t *testing.T, s storage.Interface) (all []string) {
 	return all
 }
 
-// reason is that of the answer that upstream's registries make of the error. They turn a failed patch without a reason
-// into a mistake of the client.
+// reason returns the reason of the answer that upstream's registries make of the error. They turn a failed patch
+// without a reason into a mistake of the client.
 func reason(t *testing.T, err error) metav1.StatusReason {
 	t.Helper()
 	var status apierrors.APIStatus

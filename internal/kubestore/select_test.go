@@ -128,8 +128,8 @@ func somePod(random *rand.Rand, i, n, bytes int) *corev1.Pod {
 	}
 }
 
-// tellFactsApart sets a seed with which no two facts have the same hash, of those in manyPods and those that a test
-// looks for in vain. With most seeds some have, and then a list reads a block for nothing.
+// tellFactsApart sets a seed for which all facts differ in their hashes: those in manyPods, and those that a test looks
+// for in vain. With most seeds some hashes are equal, and then a list reads a block for nothing.
 func tellFactsApart(n, bytes int) {
 	type named struct {
 		what        byte
