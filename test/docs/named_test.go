@@ -14,7 +14,7 @@ import (
 // promises is where a promise begins in a document, and where it ends.
 var promises = map[string]struct{ begin, end *regexp.Regexp }{
 	"guarantees.md": {regexp.MustCompile(`(?m)^### `), regexp.MustCompile(`(?m)^##`)},
-	"security.md":   {regexp.MustCompile(`(?m)^\| [A-Z]`), regexp.MustCompile(`(?m)$`)},
+	"security.md":   {regexp.MustCompile(`(?m)^- \*\*`), regexp.MustCompile(`(?m)^(- |$)`)},
 }
 
 var testsNamed = regexp.MustCompile("`((?:Test|Benchmark|Fuzz)\\w+)(…?)`")

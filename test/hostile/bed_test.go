@@ -1,6 +1,6 @@
 // Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber
 // and a neighbour on the network would, and checks whether others notice. It has one test
-// for each line of docs/security.md; 'make attack' measures the same under load.
+// for each promise of docs/security.md; 'make attack' measures the same under load.
 package hostile
 
 import (
