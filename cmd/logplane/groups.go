@@ -17,8 +17,8 @@ func addGroup(root *cobra.Command, id, title string, commands ...*cobra.Command)
 	root.AddCommand(commands...)
 }
 
-// refuseUnknown makes every command that only groups subcommands refuse an unknown name. Cobra would print the help, and
-// the process would exit with 0.
+// refuseUnknown makes every command that only groups subcommands refuse an unknown name. Cobra would print the help,
+// and the process would exit with 0.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
