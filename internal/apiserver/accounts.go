@@ -14,7 +14,7 @@ import (
 )
 
 // fillSecret gives a Secret of type 'kubernetes.io/service-account-token' what upstream's token controller gives it
-// later. Nobody would fill one that cannot be filled now, so it is refused.
+// later. It refuses a Secret that it cannot fill now, because nobody would fill it later.
 func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, after runtime.Object) error {
 	secret, ok := after.(*core.Secret)
 	if !ok {
@@ -46,7 +46,7 @@ func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, aft
 		wrong = field.Invalid(annotations.Key(core.ServiceAccountUIDKey), uid, "the service account has another uid: leave this annotation out")
 	case s.tokens == nil:
 		wrong = field.Forbidden(field.NewPath("type"), "there is no key to sign its token with: start each process with --service-account-issuer and --service-account-signing-key-file")
-	default: // others sign the tokens that this process verifies
+	default: // default: // other servers sign the tokens that this process verifies
 		return nil
 	}
 	return apierrors.NewInvalid(core.Kind("Secret"), secret.Name, field.ErrorList{wrong})

@@ -81,14 +81,14 @@ import (
 // admissionPlugin is a plugin of kube-apiserver.
 type admissionPlugin struct {
 	name string
-	// register is nil for a plugin of ours (newAdmission), or of package admission or quotas.
+	// register is nil for plugins that newAdmission registers: ours, and those of the packages admission and quotas.
 	register func(*admission.Plugins)
-	on       bool // unless it is disabled
+	on       bool // on unless it is disabled
 }
 
-// admissionPlugins are kube-apiserver's, in its order. The first is ours. NodeRestriction is on, too: it concerns the
-// users of nodes only. Left out are those that make a namespace in
-// the middle of a request that does not see it, those that need a mapper of kinds, and those of features that are off.
+// admissionPlugins are kube-apiserver's, in its order, after the first, which is ours. NodeRestriction is on, too: it
+// concerns only the users of nodes. Left out are plugins that make a namespace in the middle of a request that does not
+// see it, plugins that need a mapper of kinds, and plugins of features that are off.
 var admissionPlugins = []admissionPlugin{
 	{boundsName, nil, true},
 	{admit.PluginName, admit.Register, false},
@@ -128,7 +128,7 @@ var admissionPlugins = []admissionPlugin{
 	{deny.PluginName, deny.Register, false},
 }
 
-// judges are the resources that a plugin looks at, by its name. One that is not here looks at all.
+// judges lists, by plugin, the resources that the plugin decides about. A plugin that is not here decides about all.
 var judges = map[string][]schema.GroupResource{
 	serviceaccount.PluginName:               {core.Resource("pods")},
 	nodetaint.PluginName:                    {core.Resource("nodes")},
@@ -161,7 +161,7 @@ func (c Admission) chosen() ([]string, error) {
 	var names, known []string
 	for _, p := range admissionPlugins {
 		on := p.on
-		if p.name != boundsName { // what keeps a process alive is no choice
+		if p.name != boundsName { // this plugin keeps a process alive, so it cannot be disabled
 			known = append(known, p.name)
 			on = (on || slices.Contains(c.Enable, p.name)) && !slices.Contains(c.Disable, p.name)
 		}
@@ -195,7 +195,7 @@ func (c Admission) configuration(names []string) (admission.ConfigProvider, erro
 	return provider, nil
 }
 
-// newAdmission is the chain of plugins.
+// newAdmission makes the chain of plugins.
 func newAdmission(s *Server) (admission.Interface, error) {
 	names, err := s.config.Admission.chosen()
 	if err != nil {
@@ -229,8 +229,8 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	return admissionmetrics.WithStepMetrics(pluginChain{admission.NewChainHandler(chain, unenforced{})}), nil
 }
 
-// pluginChain lets plugins know that nothing will be written where a transaction says so, and none of its operations.
-// What they look at and cannot read is their answer.
+// pluginChain tells plugins that a request is a dry run if the request, or the transaction that it is part of, writes
+// nothing. If a plugin needs an object that cannot be read, the read error becomes the request's answer.
 type pluginChain struct{ admission.Interface }
 
 // Admit implements admission.MutationInterface.
@@ -245,7 +245,7 @@ func (p pluginChain) Validate(ctx context.Context, a admission.Attributes, o adm
 	return readable(ctx, p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o))
 }
 
-// readable makes an answer of what a plugin has not read, and leaves its verdicts to upstream.
+// readable makes the request's answer of an error by which a plugin could not read. It returns verdicts unchanged.
 func readable(ctx context.Context, err error) error {
 	if errors.As(err, new(*projection.ReadError)) {
 		return kubestore.Answer(ctx, err)
@@ -265,13 +265,13 @@ func dryAttributes(ctx context.Context, a admission.Attributes) admission.Attrib
 	return a
 }
 
-// initializer gives plugins what they read.
+// initializer gives plugins the clients, listers and authorizer that they read from.
 func (s *Server) initializer() admission.PluginInitializer {
 	return initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
 }
 
-// sparing keeps from a plugin what it does not look at. A create of anything else would pass all plugins for Pods, and
-// the metrics of each.
+// sparing lets a plugin see only the resources that it decides about. Otherwise a create of anything else would pass
+// through all plugins for Pods and be counted in the metrics of each.
 func sparing(plugin admission.Interface, name string) admission.Interface {
 	if of, ok := judges[name]; ok {
 		return judge{plugin, of}
@@ -302,7 +302,7 @@ func (j judge) Validate(ctx context.Context, a admission.Attributes, o admission
 	return plugin.Validate(ctx, a, o)
 }
 
-// newDynamic makes what decides by webhooks and policies.
+// newDynamic makes the webhooks' and policies' part of admission.
 func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 	instances, err := dynamicclient.NewForConfig(s.loopback)
 	if err != nil {
@@ -314,7 +314,7 @@ func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 	})
 }
 
-// resourceOf finds the resource of a kind that is served.
+// resourceOf finds the served resource of a kind.
 func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error) {
 	scoped := func(resource string, namespaced bool) (schema.GroupVersionResource, meta.RESTScope, error) {
 		if namespaced {
@@ -352,9 +352,9 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 type namespaceLifecycle struct {
 	*lifecycle.Lifecycle
 	namespaces corelisters.NamespaceLister
-	// rows are the same namespaces, for a request that is part of a transaction, which may have made one.
+	// rows are the same namespaces. They include a namespace that the request's own transaction has made.
 	rows *listers.Indexer
-	// uninitialized says why there is no namespace 'default', which nobody can delete.
+	// uninitialized explains why the namespace 'default', which nobody can delete, is missing.
 	uninitialized string
 }
 
@@ -363,8 +363,9 @@ func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.listers.IndexerOf(&corev1.Namespace{}), s.uninitialized()}, err
 }
 
-// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream. In a
-// transaction, it also decides about what is made of an object that may be as new as its namespace.
+// Admit decides about creates in a namespace that is missing or active. In a transaction it decides about every
+// operation in such a namespace, since the transaction may have made the object and the namespace. Upstream decides
+// about the rest.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	decides := a.GetOperation() == admission.Create || kubestore.InTransaction(ctx)
 	if decides && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
@@ -404,13 +405,13 @@ func isAccessReview(a admission.Attributes) bool {
 }
 
 // serviceAccounts is upstream's plugin without its wait of up to 2 s for an account that its cache may not have seen
-// yet. Our lister is exact, and every namespace has had its account from the beginning.
+// yet. Our lister is exact, and every namespace has its default account from the moment it is made.
 type serviceAccounts struct {
 	*serviceaccount.Plugin
 	accounts corelisters.ServiceAccountLister
 }
 
-// Admit refuses at once a Pod whose account is missing, and leaves the rest to upstream.
+// Admit refuses a Pod at once if its account is missing. Upstream decides about the rest.
 func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if err := p.check(a); err != nil {
 		return err
@@ -445,8 +446,8 @@ func (p *serviceAccounts) check(a admission.Attributes) error {
 	return err
 }
 
-// limitRanger is upstream's plugin without its live lookup. If upstream's lister finds nothing, upstream asks the API
-// and remembers the answer for 30 s. Our lister is exact.
+// limitRanger is upstream's plugin without its live lookup: if its lister finds nothing, upstream asks the API and
+// keeps the answer for 30 s. Our lister is exact.
 type limitRanger struct {
 	*limitranger.LimitRanger
 	actions limitranger.DefaultLimitRangerActions
@@ -457,13 +458,13 @@ func newLimitRanger() (admission.Interface, error) {
 	return &limitRanger{LimitRanger: l}, err
 }
 
-// maxLimited bounds containers of a Pod times LimitRanges of its namespace: each looks at each container. A Pod
-// of 4,000 containers took 6 s beside 5,000 LimitRanges.
+// maxLimited bounds the containers of a Pod times the LimitRanges of its namespace, since each LimitRange is applied to
+// each container. A Pod of 4,000 containers took 6 s beside 5,000 LimitRanges.
 const maxLimited = 1 << 20
 
 // Admit implements admission.MutationInterface.
 func (l *limitRanger) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if pod, ok := a.GetObject().(*core.Pod); ok && l.actions.SupportsAttributes(a) { // otherwise upstream looks at none
+	if pod, ok := a.GetObject().(*core.Pod); ok && l.actions.SupportsAttributes(a) { // otherwise upstream applies none
 		limits, err := l.GetLimitRanges(a)
 		if err != nil {
 			return err
@@ -477,7 +478,7 @@ func (l *limitRanger) Admit(ctx context.Context, a admission.Attributes, o admis
 	return l.LimitRanger.Admit(ctx, a, o)
 }
 
-// SetExternalKubeClientSet gives upstream's plugin a client that finds no limit ranges either.
+// SetExternalKubeClientSet gives upstream's plugin a client that never finds a LimitRange.
 func (l *limitRanger) SetExternalKubeClientSet(kubernetes.Interface) {
 	l.LimitRanger.SetExternalKubeClientSet(noLimits{})
 }

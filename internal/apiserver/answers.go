@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// fail answers an error as a Status in the representation that the client accepts.
+// fail answers with a Status for the error, in a representation that the client accepts.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	version := schema.GroupVersion{Version: "v1"}
 	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.APIVersion != "" {
@@ -26,7 +26,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(kubestore.Answer(r.Context(), err), s.generic.Serializer, version, w, r)
 }
 
-// Fail answers an error in the representation that the client accepts, for a process that has no Server.
+// Fail answers with an error in a representation that the client accepts, in a process that has no Server.
 func Fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, codecs(), schema.GroupVersion{Version: "v1"}, w, r)
 }
@@ -36,7 +36,7 @@ func (s *Server) unknown() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notServed(r)) })
 }
 
-// notServed is upstream's answer to a path that nobody knows.
+// notServed is upstream's answer to a path that no handler serves.
 func notServed(r *http.Request) error {
 	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
 		return methodNotAllowed(r)
@@ -44,14 +44,14 @@ func notServed(r *http.Request) error {
 	return nowhere(r)
 }
 
-// nowhere is upstream's answer to a path at which there is nothing.
+// nowhere is upstream's answer to a path at which nothing exists.
 func nowhere(r *http.Request) error {
 	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
 	err.ErrStatus.Reason = metav1.StatusReasonNotFound
 	return err
 }
 
-// methodNotAllowed is upstream's answer where only GET has a meaning.
+// methodNotAllowed is upstream's answer to another method on a path that allows only GET.
 func methodNotAllowed(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
 }
@@ -63,22 +63,23 @@ func notSupported(info *apirequest.RequestInfo, message string) error {
 	return err
 }
 
-// unfit answers a write that made upstream panic. The fault is upstream's. But a 5xx would ask the client to try again,
-// and the next try would meet the same fault.
+// unfit answers a write that made upstream panic. The fault is upstream's, but a 5xx would make the client repeat the
+// request, which would panic again.
 func unfit(message string) error {
 	err := apierrors.NewBadRequest(message)
 	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
 	return err
 }
 
-// describesProcess is true for paths that must be answered while the log cannot be read. Their answers show nothing of
-// the log.
+// describesProcess is true for paths that must be answered even if the log cannot be read. These answers show nothing
+// that is in the log.
 func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
 
 // isWatch is true for a watch.
 var isWatch = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
 
-// isLongRunning is true for a watch, and for a stream to a node or to what a remote API server serves.
+// isLongRunning is true for a watch, and for the subresources that stream, such as exec and log, also if a remote API
+// server serves them.
 func isLongRunning(r *http.Request, info *apirequest.RequestInfo) bool {
 	return isWatch(r, info) || info != nil && info.IsResourceRequest && nodeSubresources[info.Subresource]
 }
@@ -88,12 +89,13 @@ var requestInfos = genericapiserver.NewRequestInfoResolver(&genericapiserver.Con
 	LegacyAPIGroupPrefixes: sets.NewString(genericapiserver.DefaultLegacyAPIPrefix),
 })
 
-// watcherServes is true for what 'api' leaves to a watcher. The verb decides, since '/api/v1/watch/…' is a watch too.
+// watcherServes is true for requests that 'api' redirects to a watcher. The verb decides: '/api/v1/watch/…' is a watch
+// too.
 func watcherServes(info *apirequest.RequestInfo) bool { return info.Verb == "watch" }
 
-// Destination says what a process in front of others must know of a request: whether a watcher serves it, because 'api'
-// would redirect it there, and whether it lasts for as long as its client likes. It says no twice where the URL has no
-// meaning, so that 'api' refuses it.
+// Destination tells a proxy in front of other processes two things about a request. watcher: 'api' would redirect it to
+// a watcher. lasts: it lasts for as long as its client likes. Both are false if the URL cannot be parsed, so that 'api'
+// gets the request and refuses it.
 func Destination(r *http.Request) (watcher, lasts bool) {
 	if len(r.URL.RawQuery) > maxQuery {
 		return false, false
@@ -105,7 +107,7 @@ func Destination(r *http.Request) (watcher, lasts bool) {
 	return watcherServes(info), isLongRunning(r, info)
 }
 
-// minRequestTimeout is the shortest life of a watch without a timeout.
+// minRequestTimeout is the shortest lifetime of a watch that sets no timeout.
 func (s *Server) minRequestTimeout() time.Duration {
 	return time.Duration(s.generic.MinRequestTimeout) * time.Second
 }

@@ -1,16 +1,16 @@
-// Package apiserver is the HTTP layer: upstream's registries over kubestore, with nothing in the background.
+// Package apiserver is the HTTP layer: upstream's registries over kubestore, without background work.
 //
-// Nouns. A Server serves one cluster. A group is one API group, built on first use. The loopback is a client of the
-// Server in its own process. Each package below this one takes a small configuration and knows no Server.
+// Nouns. A Server serves one cluster. A group is one API group, built on first use. The loopback is a client that calls
+// the Server inside its own process. Each package below this one takes a small configuration and does not know Server.
 //
 // A request's path through the package:
 //
-//  1. filters.go resolves what is asked for and who asks, receives the body (bodies.go), waits for a place (places.go),
-//     catches up with the log once, and authorizes.
+//  1. filters.go finds out what the request asks for and who sent it, receives the body (bodies.go), waits for a place
+//     (places.go), catches up with the log once, and authorizes.
 //  2. dispatch.go chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
 //  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
 //  4. admission.go, authz.go and upstream's own lookups read through listers, at the newest view.
-//  5. The registry reads and writes through its store, which is kubestore's (resources).
+//  5. The registry reads and writes through its store, which is one of kubestore's (resources).
 package apiserver
 
 import (
@@ -64,12 +64,12 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// Loopback is the configuration of a client, as system:apiserver in system:masters, that calls the server in its own
-// process. It does not watch.
+// Loopback is the configuration of a client that calls the server inside its own process, as user system:apiserver in
+// system:masters. The client cannot watch.
 func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
 
-// Bootstrap writes the objects that kube-apiserver makes when it starts, but only those that are missing. It is
-// idempotent, and any number of processes may call it at once.
+// Bootstrap writes those objects that kube-apiserver makes when it starts, if they are missing. It is idempotent, and
+// any number of processes may call it at once.
 func (s *Server) Bootstrap(ctx context.Context) error {
 	return bootstrap.Write(ctx, bootstrap.Config{
 		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, RootCA: s.rootCA, Loopback: s.loopback,
@@ -77,11 +77,11 @@ func (s *Server) Bootstrap(ctx context.Context) error {
 	})
 }
 
-// RootCA is the certificate that every namespace has, empty for none. The lifecycle gives it back to those that lost
-// it.
+// RootCA is the certificate that is copied to every namespace, empty for none. The lifecycle restores a copy that was
+// lost.
 func (s *Server) RootCA() []byte { return s.rootCA }
 
-// newCustomResources serves the instances of CustomResourceDefinitions.
+// newCustomResources makes the handler for the objects that CustomResourceDefinitions define.
 func newCustomResources(s *Server) (*customresources.Handler, error) {
 	return customresources.NewHandler(customresources.Config{
 		Cell:        s.config.Cell,
@@ -108,8 +108,8 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 	})
 }
 
-// Instances is the storage of a CRD's instances, in the CRD's storage version. It does
-// not matter which versions are served. The lifecycle deletes the instances there.
+// Instances is the storage of a CRD's instances, in the CRD's storage version, whichever versions are served. The
+// lifecycle deletes the instances through it.
 func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
 	return s.crds.Instances(crd)
 }

@@ -30,22 +30,22 @@ import (
 	"github.com/logplane/logplane/internal/calls"
 )
 
-// Audit says which requests are recorded, and where, in upstream's format. Its zero value records none, and costs
-// nothing. Each field is the kube-apiserver's flag of that name.
+// Audit says which requests are recorded, and where, in upstream's format. The zero value records none, and costs
+// nothing. Each field is the kube-apiserver flag of that name.
 //
-// A record is written before the request goes on. Upstream can also gather records and write them later, but nothing
-// here runs between two requests, and a function may be frozen or gone by then.
+// A record is written before the request goes on. Upstream can also collect records and write them later. But nothing
+// runs here between two requests, and a function may be frozen or killed before it writes them.
 type Audit struct {
 	// PolicyFile says which requests are recorded, and how much of each.
 	PolicyFile string
-	// LogPath is the file that records are appended to; '-' is standard output. It may be moved away at any time, to
-	// rotate it: the next record makes a new one. LogFormat is 'json', also if it is empty, or 'legacy'.
+	// LogPath is the file that records are appended to; '-' is standard output. To rotate the log, move the file away
+	// at any time: the next record makes a new one. LogFormat is 'json' (also if empty) or 'legacy'.
 	LogPath, LogFormat string
-	// WebhookConfigFile is a kubeconfig that says where records are posted to.
+	// WebhookConfigFile is a kubeconfig for the server to which records are posted.
 	WebhookConfigFile string
-	// LogMode and WebhookMode say what becomes of a request that cannot be recorded: in mode 'blocking', also if it is
-	// empty, the process's own log says so. In mode 'blocking-strict' a request is not served if it cannot be recorded
-	// when it comes.
+	// LogMode and WebhookMode say what happens to a request that cannot be recorded. In mode 'blocking' (also if empty)
+	// it is served, and the process's own log reports the failure. In mode 'blocking-strict' it is not served if it
+	// cannot be recorded when it arrives.
 	LogMode, WebhookMode string
 }
 
@@ -54,10 +54,10 @@ const (
 	auditStrict   = "blocking-strict"
 )
 
-// auditTimeout bounds one post of records. It is what upstream allows an admission webhook.
+// auditTimeout bounds one post of records. Upstream allows an admission webhook the same time.
 const auditTimeout = 10 * time.Second
 
-// Check says what is wrong with the flags. It reads no file.
+// Check returns what is wrong with the flags. It reads no files.
 func (a Audit) Check() error {
 	recorded := a.LogPath != "" || a.WebhookConfigFile != ""
 	switch {
@@ -116,7 +116,7 @@ func (a Audit) open() (audit.Backend, audit.PolicyRuleEvaluator, error) {
 	return audit.Union(backends...), policy.NewPolicyRuleEvaluator(rules), nil
 }
 
-// omitsReceived says that some request is served before anything of it is recorded.
+// omitsReceived reports whether some recorded request is served before its first record.
 func omitsReceived(p *auditinternal.Policy) bool {
 	return slices.ContainsFunc(p.Rules, func(rule auditinternal.PolicyRule) bool {
 		omitted := slices.Concat(p.OmitStages, rule.OmitStages)
@@ -124,7 +124,8 @@ func omitsReceived(p *auditinternal.Policy) bool {
 	})
 }
 
-// withAudit records requests. Upstream answers in plain text if it cannot record one; here that is a Status.
+// withAudit records requests. If a request cannot be recorded, upstream answers in plain text; here the answer is a
+// Status.
 func (s *Server) withAudit(h http.Handler) http.Handler {
 	c := s.generic
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -140,7 +141,7 @@ func (s *Server) withAudit(h http.Handler) http.Handler {
 	})
 }
 
-// unrecorded drops what is written before the request is recorded.
+// unrecorded drops the answer of a request that could not be recorded.
 type unrecorded struct {
 	http.ResponseWriter
 	recorded bool
@@ -177,7 +178,8 @@ func inMode(mode string, b audit.Backend) audit.Backend {
 	return lenient{b}
 }
 
-// newAuditWebhook posts each record once. Upstream would wait, and try again for minutes; here a request waits for it.
+// newAuditWebhook posts each record once. Upstream would wait and retry for minutes, but here a request waits for the
+// post.
 func newAuditWebhook(kubeconfig string) (audit.Backend, error) {
 	config, err := calls.Webhook(kubeconfig)
 	if err != nil {
@@ -191,12 +193,12 @@ func newAuditWebhook(kubeconfig string) (audit.Backend, error) {
 	return auditwebhook.NewDynamicBackend(webhook.RestClient, wait.Backoff{Steps: 1}), nil
 }
 
-// auditFile appends to the file that has the path at the time. Upstream's own file rotates itself, which takes it a
-// goroutine.
+// auditFile appends to the file that is at the path at that time. Upstream's own file rotates itself, for which it
+// needs a goroutine.
 type auditFile struct {
 	path string
 	mu   sync.Mutex
-	file *os.File // by mu
+	file *os.File // guarded by mu
 }
 
 // openAuditLog makes the file if it is missing. Only the user of the process may read it.
@@ -211,7 +213,7 @@ func openAuditLog(path string) (io.Writer, error) {
 	return f, f.follow()
 }
 
-// Write implements io.Writer, for whole records.
+// Write implements io.Writer. Each call has one whole record.
 func (f *auditFile) Write(record []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -221,7 +223,7 @@ func (f *auditFile) Write(record []byte) (int, error) {
 	return f.file.Write(record)
 }
 
-// follow requires mu. It opens the file, unless the one that is open still has the path.
+// follow opens the file at the path, unless that file is open already. The caller holds mu.
 func (f *auditFile) follow() error {
 	if f.file != nil {
 		open, errOpen := f.file.Stat()
@@ -235,14 +237,14 @@ func (f *auditFile) follow() error {
 		return err
 	}
 	if f.file != nil {
-		_ = f.file.Close() // what was written to it is there
+		_ = f.file.Close() // what was written to it stays written
 	}
 	f.file = file
 	return nil
 }
 
-// recordPanic records that a request panicked. Upstream's filter would, but withRecovery answers the request before
-// upstream's filter meets the panic; so the record of the answer follows.
+// recordPanic records that a request panicked. Upstream's filter would do so, but withRecovery catches the panic and
+// answers before it reaches upstream's filter. So this record comes before the record of the answer.
 func recordPanic(ctx context.Context, reason any) {
 	event := audit.AuditContextFrom(ctx)
 	if !event.Enabled() {

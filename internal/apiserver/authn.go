@@ -30,17 +30,18 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// Authentication says who a request is from.
+// Authentication says how the user of a request is found.
 type Authentication struct {
-	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike there, a change needs no
-	// restart.
+	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike kube-apiserver, a changed
+	// file is read without a restart.
 	TokenFile string
-	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate that it signed names user and groups.
+	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate signed by this CA names the user and the groups.
 	ClientCAFile string
-	// ConfigFile is kube-apiserver's --authentication-config: whose tokens are good besides, and which requests may be
-	// anonymous. A change needs no restart.
+	// ConfigFile is kube-apiserver's --authentication-config: further issuers whose tokens are accepted, and which
+	// requests may be anonymous. A change needs no restart.
 	ConfigFile string
-	// Reviews is the webhook that is asked about a token which nobody else knows. Its audiences are filled in.
+	// Reviews is the webhook that is asked about a token that no other authenticator knows. Its audiences are filled
+	// in.
 	Reviews access.ReviewsConfig
 	// ServiceAccounts issues and verifies the tokens of service accounts.
 	ServiceAccounts tokens.Config
@@ -48,8 +49,8 @@ type Authentication struct {
 	Anonymous bool
 }
 
-// Configured reports whether requests must show credentials. If not, a
-// request without any is from system:admin.
+// Configured reports whether requests must show credentials. If not, a request without credentials is from
+// system:admin.
 func (a Authentication) Configured() bool {
 	return a.TokenFile != "" || a.ClientCAFile != "" || a.ConfigFile != "" || a.Reviews.File != ""
 }
@@ -63,8 +64,8 @@ var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Re
 })
 
 // authenticator combines the authenticators as kube-apiserver does: first the loopback's, then each kind of credentials
-// until one is good, then the anonymous one. A client whose credentials are all bad is not anonymous. Issuers may be
-// nil.
+// until one is accepted, then the anonymous one. A client that shows only bad credentials does not become anonymous.
+// Issuers may be nil.
 func (a Authentication) authenticator(credentials authenticator.Request, issuers *access.Issuers) authenticator.Request {
 	all := []authenticator.Request{loopbackUser, credentials}
 	switch {
@@ -78,7 +79,7 @@ func (a Authentication) authenticator(credentials authenticator.Request, issuers
 	return union.NewFailOnError(all...)
 }
 
-// issuers are those of the configuration file, nil without one.
+// issuers are the issuers in the configuration file, nil without a file.
 func (a Authentication) issuers(authorization Authorization) (*access.Issuers, error) {
 	if a.ConfigFile == "" {
 		return nil, nil
@@ -86,8 +87,9 @@ func (a Authentication) issuers(authorization Authorization) (*access.Issuers, e
 	return access.NewIssuers(access.IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
 }
 
-// credentials says whose credentials a request shows. Certificates that are the server's own are nobody's. Accounts
-// knows the tokens of service accounts, issuers those of others; both may be nil. Audiences are those of this API.
+// credentials authenticates the credentials that a request shows. Certificates of the server itself authenticate
+// nobody. accounts verifies the tokens of service accounts and issuers those of other issuers; both may be nil.
+// audiences are the audiences of this API.
 func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *access.Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
 	var known []authenticator.Token
@@ -114,7 +116,7 @@ func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts
 	if issuers != nil {
 		known = append(known, authenticator.WrapAudienceAgnosticToken(audiences, untilTokenEnds(issuers, 0)))
 	}
-	if a.Reviews.File != "" { // last, as in upstream: the others need nobody
+	if a.Reviews.File != "" { // last, as upstream: the others ask no other server
 		a.Reviews.Audiences = audiences
 		reviews, err := access.NewReviews(a.Reviews)
 		if err != nil {
@@ -129,8 +131,8 @@ func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts
 	return authngroup.NewAuthenticatedGroupAdder(union.New(credentials...)), nil
 }
 
-// unlessOwn takes a request with a certificate of this server's own for one without. Whoever names a node or a remote
-// API server could otherwise have this API call itself, as whom the certificate names.
+// unlessOwn ignores a client certificate that is one of this server's own. Otherwise a user who can register a node or
+// a remote API server could make this API call itself, as the user that the certificate names.
 func unlessOwn(isOwn func(*x509.Certificate) bool, certificates authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && isOwn(r.TLS.PeerCertificates[0]) {
@@ -140,13 +142,13 @@ func unlessOwn(isOwn func(*x509.Certificate) bool, certificates authenticator.Re
 	})
 }
 
-// isOwn says whether a certificate is one by which kubelets or remote API servers know this server.
+// isOwn says whether this server shows the certificate to kubelets or to remote API servers.
 func (s *Server) isOwn(c *x509.Certificate) bool {
 	is := func(own *tls.Certificate) bool { return own != nil && bytes.Equal(own.Certificate[0], c.Raw) }
 	return is(s.aggregator.Certificate()) || s.kubelets != nil && is(s.kubelets.Get().certificate)
 }
 
-// untilCertificateEnds ends a watch with the certificate that opened it.
+// untilCertificateEnds ends a watch when the certificate that opened it expires.
 func untilCertificateEnds(certificates authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := certificates.AuthenticateRequest(r)
@@ -157,8 +159,8 @@ func untilCertificateEnds(certificates authenticator.Request) authenticator.Requ
 	})
 }
 
-// untilTokenEnds ends a watch with the token that opened it, which is good for the leeway longer than it says. What has
-// verified a token vouches for its claims.
+// untilTokenEnds ends a watch when the token that opened it expires. The verifier accepts a token for the leeway after
+// its expiry. The claims are read without verification because the verifier has verified the token.
 func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenticator.Token {
 	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		response, ok, err := verifier.AuthenticateToken(ctx, token)
@@ -177,7 +179,7 @@ func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenti
 	})
 }
 
-// newTokens makes what issues and verifies the tokens of service accounts, nil if they have none.
+// newTokens makes the issuer and verifier of service accounts' tokens, nil if these are not configured.
 func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 	c := s.config.Authentication.ServiceAccounts
 	c.ExternalAddress = s.generic.ExternalAddress
@@ -191,8 +193,8 @@ func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 	}, s.catchUp), nil
 }
 
-// catchUp reads the log for a token, before the request has its view. A log that does not answer is no reason to take a
-// good token for a bad one. Upstream answers 401 to every error, so this one takes the way of a lister's.
+// catchUp reads the log so that a token can be verified, before the request has its view. If the log does not answer, a
+// good token must not count as bad. Upstream answers 401 to every error, so catchUp reports its error as listers do.
 func (s *Server) catchUp(ctx context.Context) error {
 	if _, err := s.config.Cell.Consistent(ctx); err != nil {
 		listers.Fail(ctx, err)
@@ -201,7 +203,7 @@ func (s *Server) catchUp(ctx context.Context) error {
 }
 
 // readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It
-// also refuses a file that gives one token to two users; upstream takes the last of them.
+// also refuses a file that gives one token to two users; upstream lets the last one have it.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {
@@ -220,7 +222,7 @@ func readTokens(path string) (authenticator.Token, error) {
 	users := map[string]string{} // by token
 	for n, line := range all {
 		if len(line) < 2 || line[0] == "" {
-			continue // upstream has said what is wrong
+			continue // upstream has already reported what is wrong
 		}
 		if other, twice := users[line[0]]; twice {
 			return nil, fmt.Errorf("record %d of '%s' has the token of user '%s' for user '%s'", n+1, path, other, line[1])

@@ -29,7 +29,7 @@ func (a Authorization) allowsEverything() bool {
 	return a.ConfigFile == "" && (a.Mode == "" || a.Mode == "AlwaysAllow")
 }
 
-// authorizer decides by the rules and for nodes in mode Node,RBAC. Members of system:masters may do everything in any
+// authorizer makes the authorizers that Mode or ConfigFile chooses. Members of system:masters may do everything in any
 // mode.
 func (a Authorization) authorizer(rules *roles.Index, nodes *nodes.Authorizer) (authorizer.Authorizer, authorizer.RuleResolver, error) {
 	var chosen []access.Authorizer

@@ -17,8 +17,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// beside decides about a write on the view from which it is computed, and returns what must be written together with
-// it. Admission has decided before, on a view that may be older.
+// beside checks a write on the view that the write is computed from, and returns the writes that must be in the same
+// append. Admission has checked the write before, perhaps on an older view.
 func (s *Server) beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	if err := s.definitions.Check(ctx, v, c); err != nil {
 		return nil, err
@@ -38,7 +38,8 @@ func (s *Server) beside(ctx context.Context, v *projection.View, c kubestore.Cha
 	return append(append(writes, index...), charges...), nil
 }
 
-// complete is what the server itself writes to the objects of a resource, nil for nothing.
+// complete returns the function by which the server adds its own part to the objects of a resource, nil if it adds
+// nothing.
 func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc {
 	switch resource {
 	case corev1.Resource("resourcequotas"):
@@ -49,7 +50,7 @@ func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc 
 	return nil
 }
 
-// UID is the uid of a stored object. The lifecycle finds the dependents of a deleted object by it.
+// UID is the uid of a stored object. With it, the lifecycle finds the dependents of a deleted object.
 func (s *Server) UID(ctx context.Context, row projection.Row) (types.UID, error) {
 	object, err := s.metadataOf(ctx, row)
 	if err != nil {
@@ -66,17 +67,19 @@ func (s *Server) metadataOf(ctx context.Context, row projection.Row) (*metav1.Pa
 	return dependents.MetadataOf(row.ContentType, plain)
 }
 
-// deletionPage is how many versions of an object are read at once to find its deletion. Few were written since.
+// deletionPage is how many versions are read at once to find an object's deletion. Few versions follow the deletion.
 const deletionPage = 10
 
-// Deletion is the cause of what the deletion of the object with the uid leads to: the event that began it, or what that
-// names as its own cause. An object that is being deleted may be changed by others, and goes when the last finalizer
-// does, so the newest event says little. There is none for an object that is not deleted, and where history no longer
-// says who deleted it: rather nobody than somebody else. Without a uid, it is that of the last object of the name. Was
-// is false if no object of the uid is known there.
+// Deletion returns the cause to record for the consequences of the deletion of an object: the event that began the
+// deletion, or the cause that this event names itself. Others may change an object while it is being deleted, and it
+// goes with its last finalizer, so its newest event says little.
+//
+// The cause is empty if the object is not deleted, or if history no longer says who deleted it: rather nobody than the
+// wrong user. Without a uid, Deletion takes the uid of the last object of that name. was is false if no object of that
+// uid is known under the name.
 func (s *Server) Deletion(ctx context.Context, o dependents.Object) (cause eventlog.Cause, was bool, err error) {
 	key, uid := s.stores.Key(schema.GroupResource{Group: o.Group, Resource: o.Resource}, o.Namespace, o.Name).RowKey(), o.UID
-	var next *projection.Row // the version after, if that one is of the object, or deleted it
+	var next *projection.Row // the next newer version, if it is of the same object or deleted it
 search:
 	for below := projection.Revision(math.MaxUint64); below > 0; {
 		var rows []projection.Row
@@ -123,15 +126,15 @@ search:
 	return cause, was, nil
 }
 
-// BesideDeletion returns the writes that go into the batch of a stored object's deletion. The lifecycle deletes what
-// has expired without a request. The object must be of a kind that no quota measures.
+// BesideDeletion returns the writes that go into the same append as the deletion of a stored object. The lifecycle
+// deletes expired objects with it, without a request. The object must be of a kind that no quota measures.
 func (s *Server) BesideDeletion(ctx context.Context, v *projection.View, row projection.Row) ([]projection.Write, error) {
 	plain, err := s.plain(ctx, row)
 	if err != nil {
 		return nil, err
 	}
 	change := kubestore.Change{Key: row.ID}
-	if object, err := dependents.MetadataOf(row.ContentType, plain); err == nil { // what nobody can decode goes, too
+	if object, err := dependents.MetadataOf(row.ContentType, plain); err == nil { // undecodable objects go, too
 		change.Before = object
 	}
 	return s.beside(ctx, v, change)

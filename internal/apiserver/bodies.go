@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	// A process holds bodiesMost bytes of bodies for requests that are not answered yet, or if it is small, twice what
-	// its caches may have, and bodiesLeast at least. One user may have one of bodiesShares.
+	// A process holds at most bodiesMost bytes of bodies for requests that are not answered yet. A small process holds
+	// twice the budget of its caches, and at least bodiesLeast. One user may hold one of bodiesShares equal parts.
 	bodiesMost   = 128 << 20
 	bodiesLeast  = 32 << 20
 	bodiesShares = 4
-	// bodyCost is about how many bytes a request costs while its
-	// body has yet to arrive. It is counted with the body's bytes.
+	// bodyCost is about how many bytes a request costs while its body arrives. It is counted together with the body's
+	// bytes.
 	bodyCost = 16 << 10
 	// firstRead is how many bytes are reserved for a body before any of it has arrived.
 	firstRead = 4 << 10
 )
 
-// bodies counts the bytes of bodies that have arrived, not those
-// that were only announced. It is safe for concurrent use.
+// bodies counts the bytes of bodies that have arrived, not those that were only announced. It is safe for concurrent
+// use.
 type bodies struct {
 	limit int64 // bytes
 
-	mu   sync.Mutex       // guards what follows
+	mu   sync.Mutex       // guards held and by
 	held int64            // bytes
 	by   map[string]int64 // user
 }
@@ -42,7 +42,7 @@ func newBodies(caches int64) bodies {
 	return bodies{limit: min(max(2*caches, bodiesLeast), bodiesMost), by: map[string]int64{}}
 }
 
-// body is what one request holds of them.
+// body is one request's part of the counted bytes.
 type body struct {
 	of   *bodies
 	user string
@@ -51,7 +51,7 @@ type body struct {
 	exempt bool
 }
 
-// hold counts bytes, or refuses them.
+// hold counts n more bytes, or returns an error if the process or the user would hold too many.
 func (b *body) hold(n int64) error {
 	if b.exempt {
 		return nil
@@ -88,7 +88,7 @@ func (b *body) read(from io.Reader, announced, allowed int64) ([]byte, error) {
 	}
 	capacity := int64(firstRead)
 	if announced >= 0 {
-		capacity = min(capacity, announced+1) // one more, to see its end
+		capacity = min(capacity, announced+1) // one byte more, to see the end
 	}
 	if err := b.hold(bodyCost + capacity); err != nil {
 		return nil, err
@@ -130,12 +130,12 @@ var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the body of the request did not arrive in time: nothing was done",
 }}
 
-// withBodyDeadline gives a body half of the request's time to arrive. It is the first filter that a request meets,
-// because net/http itself waits for a body that nobody wants before it answers.
+// withBodyDeadline gives a body half of the request's time to arrive. It is the outermost filter, because net/http
+// waits for an unread body before it sends any answer.
 func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.generic.RequestTimeout / 2)) // not every server has deadlines
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.generic.RequestTimeout / 2)) // not every server supports deadlines
 		}
 		h.ServeHTTP(w, r)
 	})
@@ -177,8 +177,8 @@ func (*received) Close() error { return nil }
 // refusedTime is how long the rest of an unread body may take to arrive.
 const refusedTime = 5 * time.Second
 
-// unreceived answers a request whose body may not have arrived. The connection ends with the answer. Otherwise net/http
-// would wait for the rest of the body before it sends the answer.
+// unreceived answers a request whose body may not have arrived, and closes the connection after the answer. Otherwise
+// net/http would wait for the rest of the body before it sends the answer.
 func unreceived(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 && r.ProtoMajor == 1 {

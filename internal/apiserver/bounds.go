@@ -23,41 +23,42 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
-// maxRights bounds what a role's rules allow together. Upstream checks that users grant no more than they have, and
-// lists each right to do so: every verb on every resource of every group, by every name. So 18 KB ask for a billion.
+// maxRights bounds how many rights a role's rules grant together. Upstream checks that users grant no more than they
+// have. For that it lists each right: every verb on every resource of every group, by every name. So 18 KB of rules can
+// stand for a billion rights.
 const maxRights = 1 << 16
 
-// maxTolerations and maxScopes bound lists in which validation compares every
-// pair. It took 40 s to change a label of a Pod with 20,000 tolerations.
+// maxTolerations and maxScopes bound lists of which validation compares every pair. It took 40 s to change a label of a
+// Pod with 20,000 tolerations.
 const maxTolerations, maxScopes = 1000, 100
 
-// maxLimits bounds what a quota limits: each create in its namespace looks at all of it.
+// maxLimits bounds the limits of a quota: each create in its namespace checks all of them.
 const maxLimits = 200
 
-// maxTerms bounds the terms of a StorageClass's topologies, and the expressions of each. Validation compares every pair
-// of terms; 4,000 of them took 7 s. It also bounds the requirements of selectors in an access review. Upstream lists
-// all errors in them, and every user may ask for a review: 1.3 MB kept a processor busy for two minutes.
+// maxTerms bounds the terms of a StorageClass's topologies, and the expressions of each term. Validation compares every
+// pair of terms; 4,000 of them took 7 s. It also bounds the requirements of the selectors in an access review. Upstream
+// lists all errors in them, and every user may ask for a review: 1.3 MB kept a processor busy for two minutes.
 const maxTerms = 100
 
-// maxSigningRequest and maxModulusBits bound a certificate signing request, whose signature is verified with the key in
-// it. 200 KB of RSA key took 28 s.
+// maxSigningRequest and maxModulusBits bound a certificate signing request. Its signature is verified with the key that
+// it contains: an RSA key of 200 KB took 28 s.
 const maxSigningRequest, maxModulusBits = 64 << 10, 16 << 10
 
-// maxUsages bounds what a certificate is for, of which upstream knows 23, and the conditions of its request.
+// maxUsages bounds the usages of a certificate, of which upstream knows 23, and the conditions of its request.
 const maxUsages = 100
 
-// boundsName is the plugin's name in metrics.
+// boundsName is the name of the plugin in metrics.
 const boundsName = "Bounds"
 
-// bounds is an admission plugin that refuses what the registries behind it would take too long to refuse.
+// bounds is an admission plugin that refuses objects whose validation in the registries would take too long.
 type bounds struct{ *admission.Handler }
 
 func newBounds(io.Reader) (admission.Interface, error) {
 	return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
-// Admit implements admission.MutationInterface, because mutating
-// plugins run before any check of a registry. It changes nothing.
+// Admit implements admission.MutationInterface, because mutating plugins run before any check of a registry. It changes
+// nothing.
 func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	errs := metadataMistakes(a.GetObject())
 	switch o := a.GetObject().(type) {
@@ -97,7 +98,7 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), fewMistakes(errs))
 }
 
-// costlySigningRequest is why the signature of a request for a certificate would take too long to verify.
+// costlySigningRequest returns the reasons why a certificate signing request would take too long to verify.
 func costlySigningRequest(o *certificates.CertificateSigningRequest) field.ErrorList {
 	errs := append(tooMany(field.NewPath("spec", "usages"), len(o.Spec.Usages), maxUsages),
 		tooMany(field.NewPath("status", "conditions"), len(o.Status.Conditions), maxUsages)...)
@@ -107,7 +108,7 @@ func costlySigningRequest(o *certificates.CertificateSigningRequest) field.Error
 	}
 	request, err := certificates.ParseCSR(o.Spec.Request)
 	if err != nil {
-		return errs // validation says so
+		return errs // validation will report it
 	}
 	if key, ok := request.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxModulusBits {
 		errs = append(errs, field.Forbidden(path, fmt.Sprintf("its RSA key has %d bits and may have %d", key.N.BitLen(), maxModulusBits)))
@@ -129,11 +130,11 @@ func costlyReview(about *authorization.ResourceAttributes) (errs field.ErrorList
 	return errs
 }
 
-// metadataMistakes are the mistakes in an object's metadata, if there are more than an answer lists (mistakes.go). In
-// an update the strategy's caller finds them, not the strategy.
+// metadataMistakes returns the mistakes in an object's metadata, if there are more than an answer lists (mistakes.go).
+// For an update, the registry validates metadata outside the strategy, where fewMistakes cannot shorten the list.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
-	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a patch can make them in passing
+	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a small patch can make many
 		return tooMany(field.NewPath("metadata", "ownerReferences"), len(m.GetOwnerReferences()), shape.MaxOwners)
 	}
 	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {
@@ -142,7 +143,7 @@ func metadataMistakes(object runtime.Object) field.ErrorList {
 	parts := &metav1.ObjectMeta{Name: "x", Labels: m.GetLabels(), Annotations: m.GetAnnotations(), Finalizers: m.GetFinalizers(), OwnerReferences: m.GetOwnerReferences()}
 	all := validation.ValidateObjectMetaAccessor(parts, false, func(string, bool) []string { return nil }, field.NewPath("metadata"))
 	if len(all) <= maxMistakes {
-		return nil // the strategy finds them too
+		return nil // the strategy reports them, too
 	}
 	return fewMistakes(all)
 }

@@ -13,28 +13,29 @@ import (
 )
 
 const (
-	// maxExpressions bounds the CEL expressions of one object. Each is compiled when the object is written: some 0.4
-	// ms, and more memory for each variable that is there already. 3 MiB of them took 14 s, or 1.3 GiB.
+	// maxExpressions bounds the CEL expressions of one object. Each is compiled when the object is written. That takes
+	// some 0.4 ms, and more memory for each variable that is already declared. 3 MiB of them took 14 s, or 1.3 GiB.
 	maxExpressions = 2000
-	// maxExpressionBytes bounds what they are written with. A long one takes longer to compile: some 10 s for each MB.
+	// maxExpressionBytes bounds the length of all expressions together. Compiling takes some 10 s for each MB.
 	maxExpressionBytes = 128 << 10
-	// maxRepeated bounds what all regular expressions of one object compile to. A million instructions take about one
-	// second and 170 MiB; 'a{1000}' is a thousand, and 3 MiB of it was more than any machine has.
+	// maxRepeated bounds how many instructions all regular expressions of one object compile to. A million instructions
+	// take about one second and 170 MiB. 'a{1000}' is a thousand, and 3 MiB of such text needed more memory than any
+	// machine has.
 	maxRepeated = 1_000_000
-	// maxColumns bounds the printer columns of a CRD's version. Each is a query of every object in a table.
+	// maxColumns bounds the printer columns of a CRD's version. A table evaluates each column for every object.
 	maxColumns = 100
 )
 
-// compiled is what a write compiles.
+// compiled counts what must be compiled to write an object.
 type compiled struct {
-	// where it is in the object.
+	// where is the field that an error names.
 	where *field.Path
-	// expressions are those in CEL, and bytes what they are written with. Repeated is about how many instructions the
-	// repetitions in regular expressions compile to.
+	// expressions is the number of CEL expressions, and bytes is their length together. repeated is about how many
+	// instructions the repetitions in regular expressions compile to.
 	expressions, bytes, repeated int
 }
 
-// compiledOf counts what is compiled of policies, webhooks, CRDs and claims of devices. Other objects have nothing.
+// compiledOf counts the expressions in policies, webhooks, CRDs and device claims. Other objects have none.
 func compiledOf(object runtime.Object) *compiled {
 	c := &compiled{where: field.NewPath("spec")}
 	switch o := object.(type) {
@@ -85,7 +86,7 @@ func compiledOf(object runtime.Object) *compiled {
 	return c
 }
 
-// tooMuch is what is wrong with so much.
+// tooMuch returns an error for each exceeded bound.
 func (c *compiled) tooMuch() (errs field.ErrorList) {
 	if c.expressions > maxExpressions {
 		errs = append(errs, field.Forbidden(c.where,
@@ -102,7 +103,7 @@ func (c *compiled) tooMuch() (errs field.ErrorList) {
 	return errs
 }
 
-// expression counts expressions in CEL, of which some may be left out.
+// expression counts CEL expressions; empty ones do not count.
 func (c *compiled) expression(all ...string) {
 	for _, text := range all {
 		if text != "" {
@@ -113,11 +114,11 @@ func (c *compiled) expression(all ...string) {
 	}
 }
 
-// pattern counts a regular expression, or an expression in CEL that may have some in it. It looks at each byte once.
+// pattern counts a regular expression, or a CEL expression that may contain some. It looks at each byte once.
 func (c *compiled) pattern(text string) {
 	const longest = len("1000,1000}")
-	var groups []int // where those begin that are open
-	unit := 1        // is what is repeated: a character, or all in parentheses
+	var groups []int // where the open groups begin
+	unit := 1        // length of the repeated text: a character or a group
 	for i := range len(text) {
 		switch text[i] {
 		case '(':
@@ -135,7 +136,7 @@ func (c *compiled) pattern(text string) {
 			for _, number := range []string{least, most} {
 				n, err := strconv.Atoi(number)
 				if found && err == nil {
-					c.repeated += unit * min(max(n, 0), 1000) // more is refused
+					c.repeated += unit * min(max(n, 0), 1000) // a higher count is refused
 				}
 			}
 		}
@@ -172,7 +173,7 @@ func (c *compiled) selectors(all []resource.DeviceSelector) {
 	}
 }
 
-// schema counts a schema as deep as it is: how deep a document nests is bounded (package shape).
+// schema counts a schema to its full depth, which is bounded by how deep a document may nest (package shape).
 func (c *compiled) schema(s *apiextensions.JSONSchemaProps) {
 	if s == nil {
 		return
@@ -205,8 +206,8 @@ func (c *compiled) schema(s *apiextensions.JSONSchemaProps) {
 	c.schema(s.Not)
 }
 
-// costlyColumns are the printer columns that would cost too much in a table: too many of them, or one that looks
-// everywhere below everything, which finds each place once for every way there.
+// costlyColumns refuses printer columns that would cost too much in a table: too many of them, or a JSONPath with more
+// than one '..'. Such a path finds each field once for every way that leads to it.
 func costlyColumns(crd *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
 	check := func(columns []apiextensions.CustomResourceColumnDefinition, path *field.Path) {
 		errs = append(errs, tooMany(path, len(columns), maxColumns)...)

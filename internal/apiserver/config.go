@@ -42,7 +42,7 @@ const eventTTL = time.Hour
 
 const defaultRequestTimeout = time.Minute
 
-// enableFeatures sets the process-wide gates before the first group is built; codecs are chosen by them.
+// enableFeatures sets the process-wide feature gates before the first group is built, since codecs depend on them.
 var enableFeatures = sync.OnceFunc(func() {
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{string(features.CBORServingAndStorage): true})
 	if err != nil {
@@ -50,12 +50,12 @@ var enableFeatures = sync.OnceFunc(func() {
 	}
 })
 
-// codecs encode what upstream's filters answer, in every representation.
+// codecs encode the answers of upstream's filters, in every representation.
 var codecs = sync.OnceValue(func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
 })
 
-// configure makes what every group shares.
+// configure makes the parts that all groups share.
 func (s *Server) configure() error {
 	c := genericapiserver.NewConfig(codecs())
 	c.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
@@ -64,7 +64,7 @@ func (s *Server) configure() error {
 	if c.ExternalAddress == "" {
 		c.ExternalAddress = "localhost:443"
 	}
-	// Everything that upstream would run in the background stays out (architecture.md).
+	// Nothing that upstream would run in the background is started (architecture.md).
 	c.FlowControl, c.StorageObjectCountTracker = nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false
 	c.SkipOpenAPIInstallation = true
@@ -155,7 +155,7 @@ func (s *Server) configure() error {
 	return nil
 }
 
-// newAggregator makes what forwards requests to other API servers.
+// newAggregator makes the aggregator, which forwards requests to other API servers.
 func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 	return aggregation.New(aggregation.Config{
 		Listers: s.listers, Services: s.servers, Dialer: s.dialer, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
@@ -164,19 +164,19 @@ func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 }
 
 const (
-	// sharePart is into how many parts the places of one kind are divided where there are several users. A user may
-	// have one part. So nobody waits for a user who has all places, nor long for the processor.
+	// sharePart is into how many parts the places of one kind are divided if there are several users. One user may hold
+	// one part. So nobody waits for a user who holds all places, nor long for a processor.
 	sharePart = 8
-	// readsPerProcessor is how many places for reads a user may have for each processor. A read hardly ever waits.
+	// readsPerProcessor is how many read places per processor one user may hold. A read hardly ever waits for anything.
 	readsPerProcessor = 8
-	// startsPerProcessor is how many watches may start at once for each processor. A start keeps a processor busy and
-	// does not wait.
+	// startsPerProcessor is how many watches per processor may start at once. A starting watch keeps a processor busy
+	// and does not wait.
 	startsPerProcessor = 2
-	// waitingStarts is how many starts of one user may wait. When a process ends, all of its clients come here at once.
+	// waitingStarts is how many starts of one user may wait. When another process ends, its clients all come at once.
 	waitingStarts = 1000
 )
 
-// limitRequests makes the places.
+// limitRequests makes the places that bound how many requests are served at once.
 func (s *Server) limitRequests(c *genericapiserver.Config) {
 	limits := s.config.Requests
 	c.RequestTimeout = cmp.Or(limits.Timeout, defaultRequestTimeout)

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// maxQuery bounds a request's query. Long queries are selectors, and each term of a
-// selector is compared with every object of a list or a watch. Proxies allow less.
+// maxQuery bounds a request's query. Long queries are selectors, and each term of a selector is compared with every
+// object of a list or a watch. Proxies allow less.
 const maxQuery = 32 << 10
 
 // withShortQuery refuses long queries.
@@ -30,8 +30,8 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 	})
 }
 
-// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. The whole body
-// has arrived by then (withBody). The measurements of a patch travel on with the request (patches.go).
+// withContent refuses a body whose cost is out of proportion to its size, before upstream looks at it. The whole body
+// has arrived by then (withBody). The measured costs of a patch stay with the request (patches.go).
 func (s *Server) withContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := r.Body.(*received)
@@ -39,7 +39,7 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		if len(body.all) > heavyBody { // measuring it takes long, too
+		if len(body.all) > heavyBody { // measuring a large body takes long, too
 			if err := kubestore.TakeTurn(r.Context()); err != nil {
 				s.fail(w, r, err)
 				return
@@ -61,17 +61,18 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 	})
 }
 
-// heavyBody is how many bytes keep a processor busy for some milliseconds. A request with a larger
-// body takes a turn. A user has turns for half as many requests as there are processors, so that
-// others find one free. A JSON patch that copies takes a turn too: 2 KB of it can last as long.
+// heavyBody is the size of a body that keeps a processor busy for some milliseconds. A request with a larger body takes
+// a turn. The requests of one user get turns for half of the processors, so that other users find a processor free. A
+// JSON patch that copies takes a turn too: 2 KB of it can take as long.
 const heavyBody = 256 << 10
 
-// checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and what comes
-// after them. It also refuses protobuf that no encoder writes. The request that it returns knows what its patch costs.
+// checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and the code
+// after them. It also refuses protobuf that no encoder writes. The request that it returns carries the costs of its
+// patch.
 func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	if info.IsResourceRequest && s.groups[info.APIGroup] == nil && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
-		return r, nil // it will be refused, unless it holds options to delete, in which nothing nests
+		return r, nil // will be refused, unless it holds DeleteOptions, in which nothing nests
 	}
 	measured, err := measure(r.Header.Get("Content-Type"), body)
 	if err == nil && info.IsResourceRequest {
@@ -91,9 +92,8 @@ func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) 
 	return nil, apierrors.NewBadRequest("the body is refused: " + err.Error())
 }
 
-// measure chooses the encoding by the content type without its parameters, as
-// upstream does. It takes a body for JSON if it has no content type, or one that does not
-// say YAML, CBOR or protobuf. If such a body is not JSON, upstream refuses it.
+// measure chooses the encoding by the content type without its parameters, as upstream does. A body counts as JSON
+// unless its content type says YAML, CBOR or protobuf. If such a body is not JSON, upstream refuses it.
 func measure(contentType string, body []byte) (shape.Shape, error) {
 	switch media := mediaOf(contentType); {
 	case strings.Contains(media, "protobuf"):

@@ -38,20 +38,20 @@ import (
 )
 
 // coreProvider serves the core group as upstream's legacy provider does, but without the allocators that write bitmaps
-// to etcd and repair them in the background. Here addresses and ports are claims (package services). It starts no
-// goroutine.
+// to etcd and repair them in the background. Here, claims hold addresses and ports (package services). coreProvider
+// starts no goroutine.
 type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
 	services   services.Config
 	addresses  []string
-	// kubelets is nil where nodes are not reached.
+	// kubelets is nil if the server has no credentials for kubelets.
 	kubelets *reload.Value[kubeletTransports]
-	// pods carries requests to what runs in Pods. Their addresses are no names, so no certificate can be verified.
+	// pods carries requests to programs in Pods. Pods are addressed by IP, so their certificates cannot be verified.
 	pods http.RoundTripper
 }
 
-// newCoreStorage builds the core group; building it reads nothing.
+// newCoreStorage builds the core group without reading anything.
 func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	pods := controlplaneapiserver.CreateProxyTransport()
 	pods.DialContext, pods.MaxResponseHeaderBytes = calls.Upgrading(s.dialer.DialContext), calls.MostHeaders
@@ -95,9 +95,9 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	return group, nil
 }
 
-// addPods adds nodes and pods, which know each other through the kubelet's address. Without credentials for kubelets,
-// log, exec, attach, portforward and proxy are registered only for discovery and authorization. Requests for them are
-// then answered 405 before they come here.
+// addPods adds nodes and pods, which find each other through the kubelet's address. Without credentials for kubelets,
+// log, exec, attach, portforward and proxy are registered only for discovery and authorization. An earlier filter then
+// answers requests for them with 405.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{Port: kubeletPort, PreferredAddressTypes: p.addresses}, p.pods)
 	if err != nil {
@@ -132,8 +132,8 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	storage["pods/resize"] = pods.Resize
 	storage["bindings"] = pods.LegacyBinding
 
-	// As upstream does, in place of one that knows no Pods. It issues nothing without an issuer: such a request is
-	// answered 405 before it comes here.
+	// This replaces the service accounts of NewRESTStorage, which know no Pods, as upstream does. Without an issuer, an
+	// earlier filter answers requests for a token with 405.
 	accounts, err := accountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
 		nodes.Node.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
 	if err != nil {
@@ -144,7 +144,7 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	return nil
 }
 
-// noIssuer lets the subresource be described.
+// noIssuer stands in for an issuer, so that discovery lists the subresource 'token'.
 type noIssuer struct{ serviceaccount.TokenGenerator }
 
 // addServices needs the pods' storage, for the services' proxy.
@@ -203,15 +203,15 @@ func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RES
 	}
 	storage["podtemplates"] = templates
 	storage["limitranges"] = limits
-	// Upstream names the servers of etcd, and a scheduler and a controller manager on its own machine. What stands in
-	// etcd's place here is the log. Nobody knows whether there are the others, nor where.
+	// Upstream lists the servers of etcd, and a scheduler and a controller manager on its own machine. Here the log
+	// takes etcd's place. This process does not know whether and where the other two run.
 	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server {
 		return map[string]componentstatus.Server{"log": logHealth{p.services.Cell.Log}}
 	})
 	return nil
 }
 
-// logHealth asks the log for its extent.
+// logHealth checks the log by asking for its extent.
 type logHealth struct{ log *eventlog.Log }
 
 // DoServerCheck implements componentstatus.Server.
@@ -225,5 +225,5 @@ func (h logHealth) DoServerCheck() (probe.Result, string, error) {
 	return probe.Success, "ok", nil
 }
 
-// logHealthTimeout is shorter than what a request may take, for the answer to say so.
+// logHealthTimeout is shorter than a request's timeout, so that the answer can still report the failure.
 const logHealthTimeout = 10 * time.Second

@@ -25,8 +25,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not allow. They
-// are made deep inside upstream, so they are recognised by what they say.
+// withCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes them deep inside,
+// so they are recognised by their text.
 func (s *Server) withCorrections(h http.Handler) http.Handler {
 	corrections := s.corrected(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -38,7 +38,7 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 	})
 }
 
-// corrected is withCorrections for every method.
+// corrected does what withCorrections does, for every method.
 func (s *Server) corrected(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &correction{ResponseWriter: w}
@@ -58,7 +58,7 @@ func (s *Server) corrected(h http.Handler) http.Handler {
 	})
 }
 
-// correct is what to answer instead, nil for nothing.
+// correct returns the answer to give instead of upstream's, nil to keep that one.
 func correct(r *http.Request, body []byte) error {
 	object, err := runtime.Decode(codecs().UniversalDeserializer(), body)
 	status, ok := object.(*metav1.Status)
@@ -67,13 +67,13 @@ func correct(r *http.Request, body []byte) error {
 	}
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch {
-	// Row 61: upstream takes for a failure of a conversion webhook that its Service could not be read.
+	// Row 61: if a conversion webhook's Service cannot be read, upstream reports a failure of the webhook.
 	case dynamic.IsAboutUnread(status.Message):
 		return kubestore.Answer(r.Context(), &projection.ReadError{Err: errors.New(status.Message)})
 	case status.Code == http.StatusGatewayTimeout:
 		return late(r.Context(), status)
-	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers the only 409
-	// that says when to come back.
+	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers with its only
+	// 409 that has a Retry-After.
 	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
 		timeout := apierrors.NewServerTimeout(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, "create", 1)
 		timeout.ErrStatus.Code = http.StatusGatewayTimeout
@@ -85,7 +85,8 @@ func correct(r *http.Request, body []byte) error {
 	return nil
 }
 
-// late is a timeout that says what is not known about a write (row 61), nil for any other.
+// late adds to a timeout that the outcome of the write is unknown (row 61). It is nil for other answers, and if nothing
+// can have been written.
 func late(ctx context.Context, status *metav1.Status) error {
 	if status.Reason != metav1.StatusReasonTimeout || !kubestore.MayHaveWritten(ctx) {
 		return nil
@@ -95,15 +96,14 @@ func late(ctx context.Context, status *metav1.Status) error {
 	return &apierrors.StatusError{ErrStatus: *said}
 }
 
-// isNamed reports whether the object that was sent has a name.
-// Then no name is generated, even if it has a generateName.
+// isNamed reports whether the object that was sent has a name. If so, no name is generated, even with a generateName.
 func isNamed(r *http.Request) bool {
 	body, ok := r.Body.(*received)
 	if !ok {
 		return false
 	}
 	var sent metav1.PartialObjectMetadata
-	if yaml.Unmarshal(body.all, &sent) == nil { // or JSON
+	if yaml.Unmarshal(body.all, &sent) == nil { // JSON is YAML, too
 		return sent.Name != ""
 	}
 	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.all)
@@ -114,41 +114,41 @@ func isNamed(r *http.Request) bool {
 	return err == nil && m.GetName() != ""
 }
 
-// clientMistake recognises a client's mistakes that upstream passes on as they are, without a reason. To send the
-// request again would not help. What cannot be read or written has a reason, so an error of a patch without one is
+// clientMistake recognises mistakes of the client that upstream passes on as they are, without a reason. Sending the
+// request again would not help. Errors of reading and writing have a reason. So an error of a patch without a reason is
 // about the patch, unless a conversion webhook has failed.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch && !strings.Contains(message, "conversion webhook for ") || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
 }
 
-// takesAway recognises a patch that leaves an object without its
-// version or kind. Upstream reports that as its own mistake.
+// takesAway recognises a patch that leaves an object without its version or kind. Upstream reports that as its own
+// mistake.
 func takesAway(r *http.Request, message string) bool {
 	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
 }
 
-// judging are the parts of upstream that look only at what a client sent and at the object that it replaces.
+// judging are the parts of upstream that use only what a client sent and the object that it replaces.
 var judging = []string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
 	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
 }
 
-// wasJudging reports, by a panic's stack, whether upstream panicked while it judged what a client sent.
+// wasJudging reports, from the stack of a panic, whether upstream panicked while it looked at what a client sent.
 func wasJudging(stack string) bool {
 	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
 
 type correctionKey struct{}
 
-// uncorrected passes on whatever the rest of the request answers.
+// uncorrected turns corrections off for the rest of the request.
 func uncorrected(ctx context.Context) {
 	if c, ok := ctx.Value(correctionKey{}).(*correction); ok {
 		c.off = true
 	}
 }
 
-// correction holds back an answer that may have to be replaced, and passes on every other.
+// correction holds back an answer that may have to be replaced, and passes on every other answer.
 type correction struct {
 	http.ResponseWriter
 	off  bool
@@ -166,7 +166,7 @@ func (c *correction) WriteHeader(code int) {
 	c.ResponseWriter.WriteHeader(code)
 }
 
-// status is the answer that is held back, as it was before upstream compressed it. Upstream compresses long messages.
+// status is the answer that is held back, decompressed: upstream compresses long messages.
 func (c *correction) status() []byte {
 	if c.Header().Get("Content-Encoding") != "gzip" {
 		return c.body.Bytes()
@@ -175,11 +175,11 @@ func (c *correction) status() []byte {
 	if err != nil {
 		return nil
 	}
-	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // a cut answer is no Status
+	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // a truncated answer does not decode
 	return status
 }
 
-// maxStatus is how many bytes of an answer are looked at: a message may quote the body twice, and escape it.
+// maxStatus bounds how much of an answer is read: a message may quote the body twice, and escape it.
 const maxStatus = 32 << 20
 
 func (c *correction) Write(p []byte) (int, error) {

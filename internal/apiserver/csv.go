@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// wantsCSV says that a get or a list asks for comma-separated values before anything else that is served (row 52).
-// Lists of history end where they like, which only a continue token tells.
+// wantsCSV reports whether a get or a list asks for comma-separated values before any other type that is served (row
+// 52). Lists of history are never CSV: they may end anywhere, and CSV has no continue token to say so.
 func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
 	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" || info.APIGroup == history.GroupName {
 		return false
@@ -33,7 +33,7 @@ func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
 	return false
 }
 
-// serveCSV answers with the columns and rows of the Table with which the handler answers a request for one.
+// serveCSV asks the handler for a Table, and answers with the columns and rows of that Table.
 func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	asked := r.Clone(r.Context())
 	asked.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
@@ -47,7 +47,7 @@ func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	go func() { // ends with the answer
 		err := errors.New("a table could not be converted")
 		defer func() {
-			_ = recover() // no request is here to answer for it
+			_ = recover() // otherwise the panic would end the process
 			reader.CloseWithError(err)
 			converted <- err
 		}()
@@ -57,16 +57,16 @@ func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	failed := http.ErrAbortHandler // if the handler panics
 	defer func() {
 		table.CloseWithError(failed)
-		err := <-converted // nobody may write once this returns
+		err := <-converted // after serveCSV returns, nobody may write
 		if failed == nil && err != nil && a.code == http.StatusOK && client.gone == nil {
-			panic(http.ErrAbortHandler) // nobody must take this for the whole answer
+			panic(http.ErrAbortHandler) // so that the client does not take a part for the whole answer
 		}
 	}()
 	h.ServeHTTP(a, asked)
 	failed = nil
 }
 
-// csvClient is the client, as who converts writes to it. Gone is why nothing can be written.
+// csvClient is the client that convertTable writes to. gone is the error of a failed write.
 type csvClient struct {
 	io.Writer
 	gone error
@@ -81,8 +81,8 @@ func (c *csvClient) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// csvAnswer is what a handler writes a Table to, or why there is none. The handler cannot flush it: somebody else
-// writes to the client.
+// csvAnswer receives the handler's answer. It sends a Table to convertTable and any other answer to the client. The
+// handler cannot flush it, since convertTable writes to the client.
 type csvAnswer struct {
 	http.ResponseWriter
 	table *io.PipeWriter
@@ -114,7 +114,7 @@ func (a *csvAnswer) Write(p []byte) (int, error) {
 func convertTable(from io.Reader, to io.Writer) error {
 	table, rows := json.NewDecoder(from), newCSVRows(to)
 	table.UseNumber()
-	if _, err := table.Token(); err != nil { // it opens
+	if _, err := table.Token(); err != nil { // the opening brace
 		return err
 	}
 	for table.More() {
@@ -142,7 +142,7 @@ func convertTable(from io.Reader, to io.Writer) error {
 			return err
 		}
 	}
-	if _, err := table.Token(); err != nil { // it closes
+	if _, err := table.Token(); err != nil { // the closing brace
 		return err
 	}
 	if err := rows.flush(); err != nil {
@@ -153,7 +153,7 @@ func convertTable(from io.Reader, to io.Writer) error {
 }
 
 func convertRows(table *json.Decoder, rows *csvRows) error {
-	if open, err := table.Token(); err != nil || open == nil { // null has none
+	if open, err := table.Token(); err != nil || open == nil { // null has no rows
 		return err
 	}
 	for table.More() {
@@ -173,14 +173,15 @@ func convertRows(table *json.Decoder, rows *csvRows) error {
 			return err
 		}
 	}
-	_, err := table.Token() // it closes
+	_, err := table.Token() // the closing bracket
 	return err
 }
 
-// csvRows writes rows that end with CRLF. encoding/csv can do that too, but then it changes line ends inside of cells.
+// csvRows writes rows that end with CRLF. encoding/csv can do that too, but then it also changes line ends inside
+// cells.
 type csvRows struct {
 	to     io.Writer
-	values *csv.Writer // to rows
+	values *csv.Writer // writes to rows
 	rows   bytes.Buffer
 }
 

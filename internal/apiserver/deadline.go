@@ -21,26 +21,27 @@ import (
 
 type deadlineKey struct{}
 
-// lastWord is how long after its deadline a request may still be answered by its handler, and how long an answer that
-// has begun by then may take to be sent.
+// lastWord is how long after the deadline the handler may still answer, and how long the rest of an answer that began
+// before may take to be sent.
 const lastWord = 500 * time.Millisecond
 
-// answersLate lets the rest of the request answer by itself when its deadline passes, and go on with its answer after
-// that. It must end with its context.
+// answersLate lets the handler give its own answer after the deadline, and go on sending it. The handler must end when
+// its context ends.
 func answersLate(ctx context.Context) {
 	if t, ok := ctx.Value(deadlineKey{}).(*timed); ok {
 		t.claimLate()
 	}
 }
 
-// withTimeout answers 504 when a request's deadline has passed and its handler does not answer. A handler that waits
-// for something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
-// something else than their context. A body may take all of a request's time. Then the request is not served.
+// withTimeout answers 504 if the handler does not answer by a request's deadline. A handler that waits on its context
+// notices the deadline, answers by itself, and has the time to do so. So the 504 is for handlers that wait for
+// something else. If the body has taken all of the time, the request is not served.
 //
-// An answer that has begun by then is cut off, but for what is on its way: a client that takes its time would hold the
-// memory of the answer and the place of the request.
+// If an answer has begun before the deadline, the rest of it is cut off soon after. Otherwise a slow client would hold
+// the memory of the answer and the place of the request.
 //
-// Upstream's filter runs every handler in a goroutine of its own and waits for it. To grow a second stack takes an
+// Upstream's filter runs every handler in a second goroutine and waits for it. Growing the second stack takes an eighth
+// of the processor time of a get. Here the handler stays in the request's goroutine, and a timer answers in its place.
 // eighth of a get's processor. Here the handler keeps the request's goroutine, and a timer answers in its place.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -57,13 +58,13 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
-		// The handler may change its request, so the timer makes one of its own. Nearly none does.
+		// The handler may change its request, so the timer makes one of its own. Few requests come to that.
 		method, url, version, accept := r.Method, *r.URL, r.ProtoMajor, r.Header["Accept"]
 		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
 			asked := (&http.Request{Method: method, URL: &url, ProtoMajor: version, Header: http.Header{"Accept": accept}}).WithContext(ctx)
 			defer close(t.passed)
 			defer func() {
-				if reason := recover(); reason != nil { // nobody else would, and the process would end
+				if reason := recover(); reason != nil { // nobody else recovers here, and the process would end
 					t.broken = true
 					s.logPanic(asked, reason)
 					recordPanic(ctx, reason)
@@ -83,55 +84,55 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		})
 		defer t.end(timer)
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))
-		t.begin() // a handler may set headers and write nothing
+		t.begin() // a handler may set headers and write no body
 	})
 }
 
-// timed is the writer of an answer that either the handler or its deadline gives.
+// timed is the writer of an answer. Either the handler or the timer of the deadline gives the answer.
 type timed struct {
 	http.ResponseWriter
 	header http.Header // the handler's
 	by     atomic.Int32
 	passed chan struct{} // closed when the timer has done its work
-	broken bool          // the timer has panicked; read once it has passed
+	broken bool          // the timer has panicked; read only after passed is closed
 	begun  bool          // the handler has sent its header
 }
 
-// Who gives an answer.
+// Values of timed.by: who gives the answer.
 const (
 	nobody int32 = iota
 	byHandler
-	byLateHandler // whom no deadline cuts off
+	byLateHandler // no deadline cuts it off
 	byDeadline
 )
 
-// claim says that the handler answers, and reports whether it may.
+// claim makes the handler the one who answers, and reports whether it may answer.
 func (t *timed) claim() bool {
 	return t.by.CompareAndSwap(nobody, byHandler) || t.by.Load() != byDeadline
 }
 
-// claimLate is claim for a handler that may answer after the deadline.
+// claimLate is claim for a handler that may go on answering after the deadline.
 func (t *timed) claimLate() bool {
 	claimed := t.claim()
-	if claimed { // then nobody else changes it
+	if claimed { // the timer no longer changes it
 		t.by.Store(byLateHandler)
 	}
 	return claimed
 }
 
-// pass says that the deadline answers, and reports whether it may.
+// pass makes the timer the one who answers, and reports whether it may answer.
 func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
 
-// cut lets the handler's writes fail soon, and one that waits for the client. At once would be too soon: on a busy
-// machine, an answer that is done and not yet sent would be none. Not every writer has deadlines: one that is in this
-// process waits for nobody, and a Lambda function's ends with its invocation.
+// cut makes the handler's writes fail soon, also one that waits for the client now. It leaves lastWord: on a busy
+// machine, an answer may be complete but not sent yet. Some writers have no deadlines: a writer inside this process
+// never waits, and that of a Lambda function ends with the invocation.
 func (t *timed) cut() {
 	if t.by.Load() == byHandler {
 		_ = http.NewResponseController(t.ResponseWriter).SetWriteDeadline(time.Now().Add(lastWord))
 	}
 }
 
-// answer sends all of an answer although the handler goes on. Then the connection is of no more use.
+// answer sends a whole answer while the handler still runs. After that, the connection cannot be used again.
 func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
 	whole := &bufferedResponse{header: t.ResponseWriter.Header()}
 	fail(whole)
@@ -143,19 +144,19 @@ func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
 	_, _ = t.ResponseWriter.Write(whole.body.Bytes())
 	control := http.NewResponseController(t.ResponseWriter)
 	_ = control.Flush()
-	if r.ProtoMajor > 1 { // only its handler's end ends a stream well
+	if r.ProtoMajor > 1 { // only the end of the handler ends a stream cleanly
 		_ = control.SetWriteDeadline(time.Now())
 	}
 }
 
-// end waits for the timer, if it has begun: nobody may write when the handler has returned.
+// end waits for the timer, if it has fired: nobody may write after the handler has returned.
 func (t *timed) end(timer *time.Timer) {
 	if timer.Stop() {
 		return
 	}
 	<-t.passed
 	if t.broken {
-		panic(http.ErrAbortHandler) // else the client would take what was sent, or nothing, for the whole
+		panic(http.ErrAbortHandler) // otherwise the client would take a part of an answer, or nothing, for all of it
 	}
 	if t.by.Load() == byDeadline {
 		metrics.RecordRequestPostTimeout(metrics.PostTimeoutSourceTimeoutHandler, metrics.PostTimeoutHandlerOK)
@@ -168,7 +169,7 @@ func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 // Header implements http.ResponseWriter.
 func (t *timed) Header() http.Header { return t.header }
 
-// begin claims the answer and gives it the handler's headers, and reports whether the handler may write.
+// begin claims the answer, sets the handler's headers, and reports whether the handler may write.
 func (t *timed) begin() bool {
 	if !t.claim() {
 		return false
@@ -204,7 +205,7 @@ func (t *timed) Flush() {
 	}
 }
 
-// CloseNotify is what upstream's wrappers look for.
+// CloseNotify implements an interface that upstream's wrappers look for.
 func (t *timed) CloseNotify() <-chan bool { return serving.CloseNotify(t.ResponseWriter) }
 
 // Hijack implements http.Hijacker.

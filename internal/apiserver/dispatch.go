@@ -17,10 +17,10 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// metricsHandler serves component-base's registry, where upstream and cmd register.
+// metricsHandler serves component-base's registry, in which upstream and cmd register their metrics.
 var metricsHandler = legacyregistry.Handler()
 
-// dispatch chooses who serves an authorized request.
+// dispatch chooses the handler of an authorized request.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
@@ -54,7 +54,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// resource finds the built-in group that serves the version, and leaves every other to the custom resources.
+// resource returns the built-in group if it serves the version, and otherwise the handler of custom resources.
 func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 	if g, ok := s.groups[info.APIGroup]; ok && g.serves(info.APIVersion) {
 		return g
@@ -62,18 +62,18 @@ func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 	return s.crds
 }
 
-// hasPort says that upstream's handler can make an address of the name of a Pod or Node that is called. It panics of
-// another one.
+// hasPort reports whether a name that a client calls has a port from which upstream's handler can make an address. For
+// other ports, upstream panics.
 func hasPort(info *apirequest.RequestInfo) bool {
 	_, _, port, ok := utilnet.SplitSchemeNamePort(info.Name)
 	if !ok || port == "" || info.Subresource != "proxy" || info.Resource != "pods" && info.Resource != "nodes" {
-		return true // or it says what is wrong
+		return true // upstream serves it, or reports what is wrong
 	}
 	_, err := strconv.ParseUint(port, 10, 16)
 	return err == nil
 }
 
-// nodeSubresources are served by a kubelet, or by what runs on its node.
+// nodeSubresources are the subresources that a kubelet or a program in a Pod serves.
 var nodeSubresources = map[string]bool{"exec": true, "attach": true, "portforward": true, "log": true, "proxy": true}
 
 func needsNode(info *apirequest.RequestInfo) bool {

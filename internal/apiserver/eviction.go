@@ -14,8 +14,8 @@ import (
 	podstore "k8s.io/kubernetes/pkg/registry/core/pod/storage"
 )
 
-// evictionREST refuses a UID that is not the Pod's at once. Upstream tries again for 10 s, as if the UID could change,
-// and keeps a place meanwhile.
+// evictionREST refuses a UID that is not the Pod's at once. Upstream retries for 10 s, as if the UID could change, and
+// holds a place meanwhile.
 type evictionREST struct {
 	*podstore.EvictionREST
 	pods rest.Getter

@@ -8,7 +8,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// guestOf returns the user whose places a request takes, and false for a request that needs no place.
+// guestOf returns the user whose place a request takes, and false for a request that needs no place.
 func (s *Server) guestOf(ctx context.Context) (name string, ok bool) {
 	user, _ := apirequest.UserFrom(ctx)
 	if isLoopback(ctx) || s.exempt(user) {

@@ -19,16 +19,17 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
+// withFilters wraps dispatch in upstream's filters and in ours. A request meets the filter that was added last first.
 //
-// Cheap refusals come first. A request without valid credentials is 401 before its body is read and before it takes a
-// place. The log is asked before that only for a service account's token that is signed and has not expired, one
-// question for all that wait. Only health checks, OPTIONS and malformed URLs are answered earlier.
+// Cheap refusals come first. A request without valid credentials is answered 401 before its body is read and before it
+// takes a place. Only one kind of credentials makes the server ask the log before that: a service account's token that
+// is signed and has not expired. Requests that wait share one question. Only health checks, OPTIONS and malformed URLs
+// are answered even earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
 	h = s.withRemote(h)
-	h = s.withPast(h) // rights are today's
+	h = s.withPast(h) // after authorization: rights are today's
 	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	h = withActingAs(h)
@@ -36,18 +37,18 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = withOrigin(h)
 	h = s.withView(h)
 	h = s.withWriters(h)
-	h = s.withPlaces(h) // the request meets it before impersonation: a place is the real user's
+	h = s.withPlaces(h) // before impersonation: the place is the real user's
 	h = s.withCorrections(h)
 	h = withWarnings(h)
-	h = s.withRecovery(h) // before an audit sees the panic
+	h = s.withRecovery(h) // answers before the audit filter sees the panic
 	h = s.withTimeout(h)
 	h = s.withBody(h)
 	h = s.withWatcher(h)
 	if s.recorded() {
-		h = routine.WithRoutine(h, isLongRunning) // the record of a watch's end waits for its end
+		h = routine.WithRoutine(h, isLongRunning) // a watch's last audit record is written when the watch ends
 		h = s.withAudit(h)
 	}
-	if s.config.TracingConfigFile != "" { // an administrator's trace goes on here, anybody else's is only linked
+	if s.config.TracingConfigFile != "" { // an administrator's trace continues here, anybody else's is only linked
 		h = genericapifilters.WithTracing(h, c.TracerProvider)
 	}
 	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
@@ -56,7 +57,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
 	if !s.recorded() {
-		h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
+		h = routine.WithRoutine(h, isLongRunning) // frees the stack that prepared a watch
 	}
 	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
@@ -80,12 +81,12 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	return h
 }
 
-// recorded says that there is an audit policy.
+// recorded reports whether there is an audit policy.
 func (s *Server) recorded() bool { return s.generic.AuditBackend != nil }
 
-// withImpersonation lets a request act as another user. A filter that outlives the request would remember for ten
-// seconds who may impersonate whom, and a revoked right would be good for that long. So each request that asks has its
-// own, which takes microseconds.
+// withImpersonation lets a request act as another user. Upstream's filter remembers for ten seconds who may impersonate
+// whom, so a revoked right would stay valid for that long. So each request that impersonates makes its own filter,
+// which takes microseconds.
 func (s *Server) withImpersonation(h http.Handler) http.Handler {
 	c := s.generic
 	filter := impersonation.WithImpersonation
@@ -105,10 +106,10 @@ func (s *Server) withImpersonation(h http.Handler) http.Handler {
 	})
 }
 
-// impersonationPrefix begins the headers that say whom a request wants to act as.
+// impersonationPrefix begins the headers that name the user to act as.
 const impersonationPrefix = "Impersonate-"
 
-// withRequestInfo parses the path as upstream's filter does, but answers a meaningless path with 400.
+// withRequestInfo parses the path as upstream's filter does, but answers a path that cannot be parsed with 400.
 func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, err := s.generic.RequestInfoResolver.NewRequestInfo(r)
@@ -120,16 +121,16 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	})
 }
 
-// withRequestView gives a request a view of its own, which the first filter that needs the log reads. A request through
-// the loopback would otherwise inherit its caller's view, which may be the one that has just proved too old.
+// withRequestView gives a request a view of its own, which is read by the first filter that needs the log. Otherwise a
+// request through the loopback would inherit its caller's view, which may just have proved too old.
 func withRequestView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(kubestore.WithView(r.Context(), nil)))
 	})
 }
 
-// withView catches up with the log once for everything the request looks at, unless its token needed that already. A
-// watch reads on for long after its start, so it keeps no view.
+// withView catches up with the log once for the whole request, unless verifying its token has done so already. A watch
+// keeps no view, since it goes on long after its start.
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -144,11 +145,11 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	})
 }
 
-// withWatcher sends a watch to the watcher where this process has no feed of the log.
+// withWatcher redirects a watch to the watcher if this process has no feed of the log.
 func (s *Server) withWatcher(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		_, past := momentOf(r.Context()) // which needs no feed
+		_, past := momentOf(r.Context()) // the past needs no feed
 		if !watcherServes(info) || past || s.config.Cell.Feed != nil {
 			h.ServeHTTP(w, r)
 			return
@@ -174,16 +175,16 @@ func withOptions(h http.Handler) http.Handler {
 }
 
 const (
-	// turnTime is how long a read may have its turn. A slow client may take longer than that to receive the answer. A
-	// write of several objects lets others have theirs so often.
+	// turnTime is how long a read may hold its turn. A slow client may take longer than that to receive the answer. A
+	// write of several objects lets others take turns after each turnTime.
 	turnTime = time.Second
-	// writeTime is how long a write may have its turn. None should take that long for one object.
+	// writeTime is how long a write may hold its turn. A write of one object should never take that long.
 	writeTime = 10 * time.Second
 )
 
-// withPlaces serves a request once it has a place. So a burst takes neither all memory nor the
-// time of other users. A watch has a place only while it starts. Members of system:masters are
-// always served. So are requests through the loopback, because each is part of another request.
+// withPlaces serves a request once it has a place. So a burst of requests takes neither all memory nor the time of
+// other users. A watch holds a place only while it starts. Members of system:masters need no place. Nor do requests
+// through the loopback, because each is part of another request.
 func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -215,11 +216,11 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			s.fail(w, r, err)
 			return
 		}
-		if isWatch { // it is served after this function returns, and gives its place back by itself
+		if isWatch { // a watch goes on after this function has returned, and gives its place back itself
 			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
 		} else {
 			working := &work{place: p, heavy: s.heavy, longest: turnTime}
-			if mutating { // a client may take long to receive the answer
+			if mutating { // the turn ends when the answer begins: the client may be slow
 				w = responsewriter.WrapForHTTP1Or2(&answering{w, func() { working.endTurn() }})
 				working.longest, working.slice = writeTime, turnTime
 			}
@@ -230,7 +231,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 	})
 }
 
-// started is what the store signals when a watch's first events are made.
+// started ends the place of a watch when the store signals that its first events are made.
 type started struct{ *place }
 
 // Signal implements flowcontrol.InitializationSignal.

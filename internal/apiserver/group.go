@@ -12,31 +12,31 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/lines"
 )
 
-// group is one built-in API group. It is built by its first request; until then it costs nothing. It is safe for
-// concurrent use.
+// group is one built-in API group. Its first request builds it; until then it costs nothing. It is safe for concurrent
+// use.
 type group struct {
 	name string
-	// build makes the group, fail answers why it could not be made.
+	// build makes the group. fail answers with the error if that fails.
 	build func() (*builtGroup, error)
 	fail  func(http.ResponseWriter, *http.Request, error)
 
 	mu    sync.Mutex
-	built *builtGroup // by mu; nil until the first use, and after a failed build
+	built *builtGroup // guarded by mu; nil until the first use, and after a failed build
 }
 
-// builtGroup has the registries of a group, and the routes to those of its resources that were asked for. Upstream
-// compiles an expression for each route, and the core group has hundreds.
+// builtGroup has the registries of a group, and the routes to the resources that were requested so far. Upstream
+// compiles a regular expression for each route, and the core group has hundreds.
 type builtGroup struct {
 	info  genericapiserver.APIGroupInfo
-	forms lines.Forms // of watches
+	forms lines.Forms // the forms of its watches
 	// route makes the routes to one resource, in all versions.
 	route func(resource string) (*restful.Container, error)
 
 	mu     sync.Mutex
-	routes map[string]*restful.Container // by mu; by resource
+	routes map[string]*restful.Container // by resource; guarded by mu
 }
 
-// get builds the group if it is not built yet. A failed build is tried again by the next request.
+// get builds the group if it is not built yet. After a failed build, the next request tries again.
 func (g *group) get() (*builtGroup, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -52,10 +52,10 @@ func (g *group) get() (*builtGroup, error) {
 	return built, nil
 }
 
-// serves reports whether this version is the group's own rather than a custom resource's.
+// serves reports whether this version is the group's own. A custom resource may have another version of the group.
 func (g *group) serves(version string) bool {
 	built, err := g.get()
-	return err != nil || len(built.info.VersionedResourcesStorageMap[version]) > 0 // ServeHTTP says what failed
+	return err != nil || len(built.info.VersionedResourcesStorageMap[version]) > 0 // ServeHTTP answers with the error
 }
 
 // ServeHTTP serves everything below the group's versions.
@@ -74,8 +74,8 @@ func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	routes.Dispatch(w, r)
 }
 
-// routesTo makes the routes to a resource unless they are there. All resources that the group has not share theirs,
-// which lead nowhere.
+// routesTo returns the routes to a resource, and makes them if they are missing. All resources that the group does not
+// have share one set, which leads nowhere.
 func (b *builtGroup) routesTo(resource string) (*restful.Container, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

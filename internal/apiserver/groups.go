@@ -52,14 +52,14 @@ import (
 // storageBuilder makes the registries of one group.
 type storageBuilder func(s *Server) (genericapiserver.APIGroupInfo, error)
 
-// storageProvider is upstream's maker of a group's registries.
+// storageProvider is the interface of upstream's types that make a group's registries.
 type storageProvider interface {
 	GroupName() string
 	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
 }
 
-// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists them. Providers
-// are made when a group is built, because they hold its listers and clients.
+// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists them. A provider
+// is made only when its group is built, because it needs the server's listers and clients.
 func builtins() []struct {
 	name  string
 	build storageBuilder
@@ -165,7 +165,7 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}}, nil
 }
 
-// route makes the routes to some resources of a group in all versions.
+// route makes the routes to the chosen resources of a group, in all versions.
 func (s *Server) route(info *genericapiserver.APIGroupInfo, some func(resource string) bool) (*restful.Container, error) {
 	container := newContainer()
 	for _, version := range info.PrioritizedVersions {
@@ -179,7 +179,7 @@ func (s *Server) route(info *genericapiserver.APIGroupInfo, some func(resource s
 		}
 		v := s.groupVersion(info, root, version)
 		v.TypeConverter, v.UnsafeConvertor = resources.ManagedBy(info.Scheme)
-		if info.Scheme == history.Scheme { // nothing of it is stored, so nobody manages a field
+		if info.Scheme == history.Scheme { // its objects are not stored, so nobody manages their fields
 			v.TypeConverter = managedfields.NewDeducedTypeConverter()
 		}
 		v.Storage = map[string]rest.Storage{}
@@ -201,7 +201,7 @@ func resourceOf(name string) string {
 	return resource
 }
 
-// removeUnavailable drops the kinds that upstream does not yet serve at this version, or no longer serves.
+// removeUnavailable drops the kinds that upstream does not serve yet, or no longer serves, at this Kubernetes version.
 func (s *Server) removeUnavailable(name string, info *genericapiserver.APIGroupInfo) error {
 	version := s.generic.EffectiveVersion
 	evaluator, err := genericapiserver.NewResourceExpirationEvaluatorFromOptions(genericapiserver.ResourceExpirationEvaluatorOptions{
@@ -244,7 +244,7 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 	}
 }
 
-// newContainer routes the versions of one group. Requests that it refuses itself are answered with a Status.
+// newContainer makes a container for the routes of one group. It answers requests that it refuses itself with a Status.
 func newContainer() *restful.Container {
 	c := restful.NewContainer()
 	c.Router(restful.CurlyRouter{})
@@ -256,8 +256,8 @@ func newContainer() *restful.Container {
 	return c
 }
 
-// serviceNamed is the service of the newest view, or of what the request's transaction has written so far. It is nil if
-// there is none.
+// serviceNamed is the Service in the newest view. In a transaction, it is the Service in the transaction's view, which
+// has what the transaction wrote so far. It is nil if the Service is missing.
 func (s *Server) serviceNamed(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if !kubestore.InTransaction(ctx) {
 		object, found, err := s.listers.IndexerOf(&corev1.Service{}).Read(namespace + "/" + name)

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// newHealth answers '/healthz', '/livez' and '/readyz'.
+// newHealth makes the handler of '/healthz', '/livez' and '/readyz'.
 func newHealth(s *Server) *mux.PathRecorderMux {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
@@ -29,8 +29,8 @@ func newHealth(s *Server) *mux.PathRecorderMux {
 	return health
 }
 
-// withHealth answers checks of the health to everybody, as kube-apiserver does. A prober has no credentials, and must
-// get an answer while the log cannot be read.
+// withHealth answers health checks from everybody, as kube-apiserver does. A prober has no credentials, and must get an
+// answer even if the log cannot be read.
 func (s *Server) withHealth(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if serving.IsProbe(r.URL.Path) {
@@ -41,8 +41,8 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	})
 }
 
-// checkCluster reads the log, and has it acknowledge something: a leader that is alone goes on answering. It fails for
-// a cluster that nobody has made, because its name may be misspelled.
+// checkCluster reads the log and proves its head, since a leader that has lost its followers goes on answering reads.
+// It fails for a cluster that was never initialized, because the cluster's name may be misspelled.
 func (s *Server) checkCluster(ctx context.Context) error {
 	if _, err := s.config.Cell.Log.Extent(ctx); err != nil {
 		return err
@@ -59,13 +59,13 @@ func (s *Server) checkCluster(ctx context.Context) error {
 	return err
 }
 
-// uninitialized says what to do in a cluster that nobody has made.
+// uninitialized says how to initialize a cluster that was never initialized.
 func (s *Server) uninitialized() string {
 	cluster := s.config.Cell.Cluster
 	return fmt.Sprintf("cluster '%s' has not been initialized: run 'logplane init --cluster %s' with the same connection flags", cluster, cluster)
 }
 
-// checkWritable reports what is already known. It proves nothing, because it writes nothing.
+// checkWritable reports what this process already knows. It writes nothing, so it does not prove that writes succeed.
 func (s *Server) checkWritable(*http.Request) error {
 	if s.config.Cell.Writable == nil {
 		return nil
@@ -78,8 +78,8 @@ func serveVersion(w http.ResponseWriter, _ *http.Request) {
 	responsewriters.WriteRawJSON(http.StatusOK, Version(), w)
 }
 
-// Version is the version of the Kubernetes API and the commit of Logplane that serves it. A binary that was built
-// without the version linked in would say v0.0.0, which kubectl cannot read.
+// Version is the version of the Kubernetes API, and the commit of Logplane that serves it. A binary that was built
+// without a linked-in version would report v0.0.0, which kubectl cannot parse.
 func Version() apimachineryversion.Info {
 	info := *compatibility.DefaultBuildEffectiveVersion().Info()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {
@@ -90,8 +90,8 @@ func Version() apimachineryversion.Info {
 	return info
 }
 
-// commit is what the Go toolchain knows of the source. It is empty in a test, and in a build that was not made from a
-// checkout.
+// commit returns what the Go toolchain recorded about the source. It is empty in a test, and in a build that was not
+// made from a checkout.
 func commit() (hash, tree, date string) {
 	date = "1970-01-01T00:00:00Z"
 	build, ok := debug.ReadBuildInfo()

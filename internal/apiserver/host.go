@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. A page that rebinds its
-// name to loopback sends its own name as Host; a page that posts across sites sends its Origin. It keeps away other
-// machines, too, whose requests a proxy on this machine passes on.
+// withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
+// rebound to loopback, the browser sends that name as Host; if a page posts across sites, the browser sends its Origin.
+// It also refuses requests from other machines that a proxy on this machine forwards.
 func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 	if !s.config.LoopbackOnly {
 		return h

@@ -16,25 +16,25 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// kubeletPort is where a kubelet listens whose Node does not say so.
+// kubeletPort is the port of a kubelet whose Node does not name one.
 const kubeletPort = 10250
 
-// Kubelets says how kubelets are reached, for log, exec, attach, port-forward and proxy. The zero value reaches none.
+// Kubelets says how kubelets are reached, for log, exec, attach, port-forward and proxy. With the zero value, none is.
 type Kubelets struct {
-	// CertFile and KeyFile hold the certificate by which kubelets know this server; they are read again when they
-	// change, as is CAFile.
+	// CertFile and KeyFile hold the certificate that this server shows to kubelets. These files and CAFile are read
+	// again when they change.
 	CertFile, KeyFile string
-	// CAFile holds the authorities of the kubelets' own certificates. Without it, any certificate is believed, as
+	// CAFile holds the authorities of the kubelets' own certificates. Without it, any certificate is accepted, as
 	// upstream does.
 	CAFile string
-	// AddressTypes says which of a Node's addresses is called, the best first.
+	// AddressTypes says which of a Node's addresses to call, the preferred type first.
 	AddressTypes []string
 }
 
-// Configured reports whether nodes are reached at all.
+// Configured reports whether this server reaches nodes at all.
 func (k Kubelets) Configured() bool { return k.CertFile != "" }
 
-// open reads the files. It returns nil if there are none.
+// open reads the files. It returns nil if none are configured.
 func (k Kubelets) open(to *net.Dialer) (*reload.Value[kubeletTransports], error) {
 	if !k.Configured() {
 		return nil, nil
@@ -50,8 +50,8 @@ func (k Kubelets) open(to *net.Dialer) (*reload.Value[kubeletTransports], error)
 	return transports, nil
 }
 
-// kubeletTransports are connections to kubelets. Those of anyone are for a client that asks for a log from a kubelet
-// whose certificate need not be good.
+// kubeletTransports are connections to kubelets. anyone accepts every certificate, for clients that ask for a log with
+// insecureSkipTLSVerifyBackend.
 type kubeletTransports struct {
 	certificate      *tls.Certificate
 	verified, anyone http.RoundTripper
@@ -80,8 +80,8 @@ func kubeletTransport(secured *tls.Config, to *net.Dialer) http.RoundTripper {
 		MaxResponseHeaderBytes: calls.MostHeaders})
 }
 
-// kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. But its connections need a goroutine
-// that looks for a new certificate, so they are replaced.
+// kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. Its transports are replaced, because
+// they need a goroutine that looks for new certificates.
 type kubelets struct {
 	addresses  kubeletclient.ConnectionInfoGetter
 	transports *reload.Value[kubeletTransports]

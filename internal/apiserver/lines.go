@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withLine gives a watch its line, if it has a form.
+// withLine gives a watch a line (package lines), unless f is nil.
 func withLine(r *http.Request, f *lines.Form) *http.Request {
 	open, ok := openWatchOf(r.Context())
 	if !ok || f == nil {
@@ -20,8 +20,7 @@ func withLine(r *http.Request, f *lines.Form) *http.Request {
 	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, open.stream)))
 }
 
-// withLine gives a watch its line. One that wants something else than objects as they are stored, a Table for one or
-// Services, has none.
+// withLine gives a watch a line if its objects are shown as they are stored. A Table is not, and a Service is not.
 func (g *group) withLine(r *http.Request, info *apirequest.RequestInfo) *http.Request {
 	built, err := g.get()
 	if err != nil {
@@ -34,10 +33,10 @@ func (g *group) withLine(r *http.Request, info *apirequest.RequestInfo) *http.Re
 	return withLine(r, built.form(info, accepted))
 }
 
-// form returns nil if objects are not shown as they are stored.
+// form returns the form of the resource, nil if its objects are not shown as they are stored.
 func (b *builtGroup) form(info *apirequest.RequestInfo, accepted runtime.SerializerInfo) *lines.Form {
 	registry, served := b.info.VersionedResourcesStorageMap[info.APIVersion][info.Resource]
-	if !served { // nothing is kept for every name that somebody thinks of
+	if !served { // so that invented names take no memory
 		return nil
 	}
 	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}

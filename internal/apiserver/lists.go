@@ -18,14 +18,14 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/lists"
 )
 
-// serveResource serves a request for objects.
+// serveResource serves a request for objects of a resource.
 func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
 	if wantsCSV(r, info) {
 		serveCSV(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serveResource(w, r, info) }))
 		return
 	}
 	h := s.resource(info)
-	if info.APIGroup == history.GroupName { // its lists are not made of objects
+	if info.APIGroup == history.GroupName { // its lists do not consist of stored objects
 		history.With(h).ServeHTTP(w, r)
 		return
 	}
@@ -40,7 +40,7 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 	kind := lists.Kind{Resource: schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, Version: schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}}
 	switch {
 	case s.recorded() && apiaudit.AuditContextFrom(r.Context()).GetEventLevel().GreaterOrEqual(audit.LevelRequestResponse):
-		// the record has the answer as upstream's handler gives it
+		// the audit record needs the answer that upstream's handler gives
 	case builtin:
 		g.describe(&kind)
 	default:
@@ -50,23 +50,23 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 	lists.Serve(w, r, kind, h, s.fail)
 }
 
-// decoratesAlone are the kinds whose stores add something to an object as they read it that depends on this object
-// alone. A ClusterRole, for one, gets rules of others.
+// decoratesAlone are the kinds whose stores, when they read an object, add something that depends on that object alone.
+// A ClusterRole is different: it gets the rules of other ClusterRoles.
 var decoratesAlone = map[schema.GroupResource]bool{{Resource: "services"}: true, {Resource: "persistentvolumeclaims"}: true}
 
-// shown is how a registry shows its objects.
+// shown says how a registry shows its objects.
 type shown struct {
 	known bool
 	// decorator is nil if objects are shown as they are stored.
 	decorator func(runtime.Object)
-	// resource is that of the objects, which several groups may serve. It is empty for that of the registry.
+	// resource is the resource of the stored objects, if several groups serve it; empty if it is the registry's own.
 	resource schema.GroupResource
 }
 
 func shownBy(registry rest.Storage) shown {
 	stores := storesIn(reflect.ValueOf(registry))
 	switch _, hides := registry.(*namespacestore.REST); {
-	case hides: // its store, which decorates nothing
+	case hides: // its store is unexported, and decorates nothing
 		return shown{known: true}
 	case len(stores) != 1:
 		return shown{}
@@ -74,11 +74,12 @@ func shownBy(registry rest.Storage) shown {
 	return shown{true, stores[0].Decorator, stores[0].DefaultQualifiedResource}
 }
 
-// describe says how lists of a built-in kind are encoded, if pieces of them depend on their own objects alone.
+// describe fills in how lists of a built-in kind are encoded, if each object's part of a list depends on that object
+// alone.
 func (g *group) describe(kind *lists.Kind) {
 	built, err := g.get()
 	if err != nil {
-		return // ServeHTTP says why
+		return // ServeHTTP answers with the error
 	}
 	registry := built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]
 	shown := shownBy(registry)

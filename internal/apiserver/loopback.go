@@ -19,13 +19,13 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// newLoopback configures a client of this server in its own process. Its requests never leave the process and are
-// marked in their context, so it needs no credentials that could leak.
+// newLoopback configures a client of this server inside its own process. The requests never leave the process and are
+// marked in their context, so the client needs no credentials, which could leak.
 func newLoopback(s *Server) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
 		Transport: loopback{s, itself},
-		QPS:       -1, // a limiter would sleep in a request's path
+		QPS:       -1, // a rate limiter would sleep while a request waits
 		ContentConfig: rest.ContentConfig{
 			ContentType:        runtime.ContentTypeProtobuf,
 			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
@@ -33,8 +33,8 @@ func newLoopback(s *Server) *rest.Config {
 	}
 }
 
-// loopback sends requests of one user. Those of the server itself, which a part of Logplane sends in the place of a
-// controller, are that controller's (kubestore.WithController).
+// loopback sends requests as one user. If a part of Logplane acts in place of one of upstream's controllers, its
+// requests are sent as that controller (kubestore.WithController).
 type loopback struct {
 	server *Server
 	user   user.Info
@@ -42,19 +42,19 @@ type loopback struct {
 
 type loopbackKey struct{}
 
-// itself is the user as whom the server sends requests to itself.
+// itself is the user of requests that the server sends to itself.
 var itself = &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// controller is the user that a controller of upstream's is.
+// controller is the user of one of upstream's controllers.
 func controller(name string) user.Info {
 	account := serviceaccount.UserInfo(metav1.NamespaceSystem, name, "")
 	return &user.DefaultInfo{Name: account.GetName(), Groups: append(account.GetGroups(), user.AllAuthenticated)}
 }
 
-// RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
+// RoundTrip calls the handler in the caller's goroutine and buffers the answer. It refuses a watch.
 func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
-	// A handler whose context ends while it answers aborts with this panic. A server takes that as an order to cut the
-	// connection. A caller in the process must see an error.
+	// A handler whose context ends while it answers panics with ErrAbortHandler, which orders a server to cut the
+	// connection. A caller in this process must get an error instead.
 	defer func() {
 		if p := recover(); p == http.ErrAbortHandler {
 			response, err = nil, errors.Join(http.ErrAbortHandler, r.Context().Err())
@@ -66,10 +66,10 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 		return nil, errors.New("the loopback client does not watch")
 	}
 	as := l.user
-	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // nor what that leads to
+	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // but not for requests that this one causes
 		as = controller(name)
 	}
-	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's client is not its
+	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's connection is not this request's
 	in := r.Clone(context.WithValue(ctx, loopbackKey{}, as))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
@@ -80,8 +80,7 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	return out.response(r), nil
 }
 
-// unaudited hides the audit event of the caller: a request through the loopback has an Audit-Id and an event of its
-// own.
+// unaudited hides the audit event of the caller. A request through the loopback has its own Audit-Id and event.
 type unaudited struct{ context.Context }
 
 func (c unaudited) Value(key any) any {

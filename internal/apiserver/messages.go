@@ -27,19 +27,19 @@ var rawMessages = map[reflect.Type]bool{
 	reflect.TypeFor[apiextensionsv1.JSON](): true,
 }
 
-// messages describes each kind that was sent as protobuf, once: *shape.Message
-// by schema.GroupVersionKind. It grows no larger than the number of kinds.
+// messages caches the description of each kind that was sent as protobuf: *shape.Message by schema.GroupVersionKind. It
+// has at most one entry for each built-in kind.
 var messages sync.Map
 
 func mustDescribe(t reflect.Type) *shape.Message {
 	m, err := shape.Describe(t, rawMessages)
 	if err != nil {
-		panic(err) // a type of upstream's that a test has described
+		panic(err) // cannot happen: a test describes all of upstream's types
 	}
 	return m
 }
 
-// messageOf describes a kind. It returns nil for a kind that is not built in, which no decoder takes.
+// messageOf describes a kind. It returns nil for a kind that is not built in, which no decoder accepts.
 func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	if m, ok := messages.Load(kind); ok {
 		return m.(*shape.Message)
@@ -53,8 +53,7 @@ func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	return nil
 }
 
-// measureProtobuf measures a body by the kind that it says it
-// is. Upstream refuses a body that does not begin as protobuf.
+// measureProtobuf measures a body as the kind that the body names. Upstream refuses a body without the protobuf prefix.
 func measureProtobuf(body []byte) (shape.Shape, error) {
 	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
 	if !ok {
@@ -65,7 +64,7 @@ func measureProtobuf(body []byte) (shape.Shape, error) {
 		return shape.Shape{}, err
 	}
 	kind := schema.FromAPIVersionAndKind(opened.APIVersion, opened.Kind)
-	if kind.Version == "" || kind.Kind == "" { // the decoder would take those of the path
+	if kind.Version == "" || kind.Kind == "" { // the decoder would take the path's version and kind
 		return shape.Shape{}, errors.New("the envelope of a protobuf body must have `typeMeta.apiVersion` and `typeMeta.kind`")
 	}
 	message := messageOf(kind)

@@ -11,15 +11,15 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// maxMistakes is how many mistakes an answer lists. Upstream lists all of them, and the time to put its message
-// together grows with the square of their number: 80 KB of empty containers take a core for minutes.
+// maxMistakes is how many mistakes an answer lists. Upstream lists all mistakes, and the time to put the message
+// together grows with the square of their number: 80 KB of empty containers keep a core busy for minutes.
 const maxMistakes = 100
 
-// boundMistakes keeps the stores of a group from listing more than maxMistakes. It cannot reach the stores that
-// upstream hides. Those belong to some status subresources, which only controllers write.
+// boundMistakes keeps the stores of a group from listing more than maxMistakes. It cannot reach unexported stores of
+// upstream's. These belong to some status subresources, which only controllers write.
 func boundMistakes(storage rest.Storage) {
 	for _, store := range storesIn(reflect.ValueOf(storage)) {
-		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // done already for another version
+		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // otherwise done for another version
 			store.CreateStrategy = fewMistakesOnCreate{store.CreateStrategy}
 		}
 		if _, done := store.UpdateStrategy.(fewMistakesOnUpdate); !done && store.UpdateStrategy != nil {
@@ -28,7 +28,7 @@ func boundMistakes(storage rest.Storage) {
 	}
 }
 
-// storesIn finds the stores that upstream's registries embed.
+// storesIn finds the stores that upstream's registries embed in exported fields.
 func storesIn(v reflect.Value) (stores []*genericregistry.Store) {
 	switch v.Kind() {
 	case reflect.Interface, reflect.Pointer:

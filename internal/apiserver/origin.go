@@ -12,11 +12,11 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withOrigin makes the events of a request say which request it was and who sent it. Their id is the request's
-// Audit-Id, which our log and the audit log have too. An Audit-Id that the client chose may have been there before, so
-// more is added to it: outcomes are resolved by the id.
+// withOrigin makes the events of a request carry the request's id and author. The id is the request's Audit-Id, which
+// our log and the audit log have too. If the client chose the Audit-Id, it may not be unique, so a UUID is added:
+// unknown outcomes of writes are resolved by the id.
 //
-// What a request writes through the loopback, its caller has written, if it has a name.
+// If a request writes through the loopback, the calling request's author stays, if it has one.
 func withOrigin(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if onlyReads(r) {
@@ -31,7 +31,7 @@ func withOrigin(h http.Handler) http.Handler {
 		_, named := kubestore.AuthorOf(ctx)
 		if user, ok := apirequest.UserFrom(ctx); ok && (!named || !isLoopback(ctx)) {
 			agent := r.UserAgent()
-			if agent == plans.UndoAgent { // by which an undo leaves alone what others have taken back
+			if agent == plans.UndoAgent { // reserved: by it, an undo recognises changes that others have undone
 				agent = "a client called " + agent
 			}
 			ctx = kubestore.WithAuthor(ctx, eventlog.Author{User: user.GetName(), Agent: agent})
@@ -40,7 +40,7 @@ func withOrigin(h http.Handler) http.Handler {
 	})
 }
 
-// withActingAs adds whom the request acts as, once impersonation was allowed.
+// withActingAs adds the impersonated user to the author, after impersonation was allowed.
 func withActingAs(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if onlyReads(r) {

@@ -26,20 +26,21 @@ import (
 )
 
 const (
-	// momentPrefix begins the paths of the past: '/at/MOMENT' stands before any other path.
+	// momentPrefix begins the paths of the past: '/at/MOMENT' is put before any other path.
 	momentPrefix = "/at/"
-	// revisionHeader names the revision that an answer of the past shows.
+	// revisionHeader is the revision that an answer of the past shows.
 	revisionHeader = "Logplane-Revision"
-	// timeHeader says when the last event until then was written. Only what describes the API has it, because to find
-	// out costs a read: who wants to know what a moment means asks for '/at/MOMENT/version'.
+	// timeHeader is when the newest event up to that revision was written. Only answers that describe the API have it,
+	// because it costs a read. To learn what a moment means, ask for '/at/MOMENT/version'.
 	timeHeader = "Logplane-Time"
 )
 
-// pathMoment is what a path names.
+// pathMoment is the moment that a path names.
 type pathMoment struct {
 	moment.Moment
-	text string // as the path has it
-	// refused says why a request of this moment is not served. It is told only to who may ask, and audited.
+	text string // as it is in the path
+	// refused is why a request of this moment is not served. It is audited, and told only to users with the right to
+	// ask.
 	refused error
 }
 
@@ -51,13 +52,13 @@ func momentOf(ctx context.Context) (pathMoment, bool) {
 	return m, ok
 }
 
-// withMoment takes '/at/MOMENT' from the beginning of the path. What follows sees a request like any other: it is
-// authenticated, authorized and audited by what holds today. WithPast then gives it the moment's view, or refuses it.
+// withMoment cuts '/at/MOMENT' from the beginning of the path. The filters after it see an ordinary request, and
+// authenticate, authorize and audit it by today's rules. withPast then gives it the moment's view, or refuses it.
 func (s *Server) withMoment(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, rest, ok := cutMoment(r.URL.Path)
 		if !ok {
-			if _, nested := momentOf(r.Context()); nested { // one through the loopback
+			if _, nested := momentOf(r.Context()); nested { // a request of the past sent this one through the loopback
 				r = r.WithContext(context.WithValue(r.Context(), momentKey{}, nil))
 			}
 			h.ServeHTTP(w, r)
@@ -95,7 +96,7 @@ func cutMoment(path string) (text, rest string, ok bool) {
 	return text, "/" + rest, true
 }
 
-// withPast gives an authorized request of the past its view. Of all that a process tells of itself, only its version
+// withPast gives an authorized request of the past its view. Of the paths that describe this process, only '/version'
 // has a past.
 func (s *Server) withPast(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -135,8 +136,8 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 	})
 }
 
-// failMoment answers a moment that cannot be read. Who asks for discovery is warned of the reason, too: client-go does
-// not read the Status of such an answer, and kubectl would print no more than its code.
+// failMoment answers a request whose moment cannot be read. For a request of discovery, the reason is also a warning:
+// client-go does not read the Status of such an answer, and kubectl would print only its code.
 func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo, err error) {
 	if !info.IsResourceRequest {
 		warning.AddWarning(r.Context(), "", err.Error())
@@ -144,14 +145,14 @@ func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apireq
 	s.fail(w, r, err)
 }
 
-// sayMeaning warns whoever names a day or a clock of what it is taken for: the server is in no zone but UTC.
+// sayMeaning warns a client that names a day, or a time without a zone, of how it was understood: in UTC.
 func sayMeaning(ctx context.Context, text string, m moment.Moment) {
 	if m.Zoned {
 		warning.AddWarning(ctx, "", fmt.Sprintf("'%s' is taken for %s, as a day and a time without a zone are in UTC here", text, m.Text))
 	}
 }
 
-// hasPast is true for the paths beside those of resources that describe what is served.
+// hasPast is true for the paths that describe the API, apart from those of resources.
 func hasPast(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	switch first {
@@ -161,9 +162,9 @@ func hasPast(path string) bool {
 	return false
 }
 
-// viewAt returns the view that the request reads. It never ends inside an append: what was written at once was true at
-// the end of it. All pages of a list read the revision of the first: the token names it, and an age means another
-// revision with each request.
+// viewAt returns the view that the request reads. Its revision is never inside an append, since all of an append comes
+// into effect at its end. All pages of a list read the revision of the first page. The continue token names that
+// revision, while an age means another revision in each request.
 func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
 	at, err := s.revisionOf(ctx, m.text, m.Moment)
@@ -171,7 +172,7 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 		return nil, err
 	}
 	if token := r.URL.Query().Get("continue"); token != "" {
-		// The prefix is the token's matter: who checks the key does so later.
+		// The key in the token is checked later, so any prefix will do here.
 		if _, of, err := storage.DecodeContinue(token, ""); err == nil && of > 0 && eventlog.Revision(of) < at {
 			at = eventlog.Revision(of)
 		}
@@ -186,23 +187,23 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 		return nil, s.forgotten(ctx, m.text, at)
 	case err != nil:
 		return nil, s.config.Cell.FutureError(ctx, err, at)
-	case v.Folds(): // what is read of it keeps a processor busy
+	case v.Folds(): // reading this view keeps a processor busy
 		return v, kubestore.TakeTurn(ctx)
 	}
 	return v, nil
 }
 
-// revisionOf returns the revision that the moment names, which may not be kept any more.
+// revisionOf returns the revision that the moment names. That revision may no longer be kept.
 func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (eventlog.Revision, error) {
 	if at := eventlog.Revision(m.Revision); at > 0 {
 		_, err := s.config.Cell.AtLeast(ctx, at)
-		if storage.IsTooLargeResourceVersion(err) { // clients would send a request again that is answered so
+		if storage.IsTooLargeResourceVersion(err) { // upstream's error would make clients retry
 			err = apierrors.NewBadRequest(fmt.Sprintf("revision %d has not come yet, the newest is %d: name a revision up to that one",
 				at, s.config.Cell.Projection.Current().Revision()))
 		}
 		return at, err
 	}
-	if err := kubestore.TakeTurn(ctx); err != nil { // a thousand events are read, which may be large
+	if err := kubestore.TakeTurn(ctx); err != nil { // this reads a thousand events, which may be large
 		return 0, err
 	}
 	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.Time)
@@ -220,8 +221,8 @@ func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (
 	return at, nil
 }
 
-// momentNamed returns the revision that a text names as it would in a path. In a request of the past an age is counted
-// from its moment.
+// momentNamed returns the revision that a text names, as it would in a path. In a request of the past, an age is
+// counted from the moment of that request.
 func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revision, error) {
 	now := time.Now()
 	if past := kubestore.PastFrom(ctx); past != nil {
@@ -242,7 +243,7 @@ func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revisio
 	return s.revisionOf(ctx, text, m)
 }
 
-// forgotten answers a moment of which nothing is kept, and names the nearest ones that can be read.
+// forgotten answers a request of a moment that is no longer kept, and names the nearest moments that can be read.
 func (s *Server) forgotten(ctx context.Context, text string, at eventlog.Revision) error {
 	older, newer, err := s.config.Cell.Projection.Nearest(ctx, at)
 	if err != nil {
@@ -255,13 +256,13 @@ func (s *Server) forgotten(ctx context.Context, text string, at eventlog.Revisio
 	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", text, nearest))
 }
 
-// pastResponse keeps a redirect in the past.
+// pastResponse keeps the moment in the path of a redirect.
 type pastResponse struct {
 	http.ResponseWriter
 	prefix string
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements an interface of http.ResponseController.
 func (w *pastResponse) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader implements http.ResponseWriter.

@@ -19,13 +19,13 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
-// The cost of a patch depends on the patch and on the object, and the code that applies it knows no deadline. So the
+// The cost of a patch depends on the patch and on the object, and the code that applies it ignores deadlines. So the
 // patch is measured when it arrives, and its cost for the object is computed just before it is applied.
 const (
-	// maxMerged bounds bytes of the object times levels of the patch: each level is copied.
+	// maxMerged bounds the bytes of the object times the levels of the patch, since each level is copied.
 	maxMerged = shape.MaxWeight
-	// maxCompared bounds members of the patch's lists times members of
-	// the object's. A strategic merge patch compares each with each.
+	// maxCompared bounds the members of the patch's lists times the members of the object's lists. A strategic merge
+	// patch compares each with each.
 	maxCompared = 1 << 24
 	// maxShifted bounds how many list members a JSON patch shifts.
 	maxShifted = 1 << 28
@@ -37,21 +37,21 @@ type patch struct {
 	// what is below it. unfolded is how many bytes of itself the patch copies.
 	levels   int
 	unfolded int64
-	// compared is how many members of its lists are looked for in the object's lists.
+	// compared is how many members of the patch's lists are looked for in the object's lists.
 	compared int
-	// shifts is how often it inserts or removes a member of a list by index.
+	// shifts is how often the patch inserts or removes a member of a list by index.
 	shifts int
-	// items is how many members its lists have.
+	// items is how many members the patch's lists have.
 	items int
-	// copies is how many of its operations copy.
+	// copies is how many of the patch's operations copy.
 	copies int
-	// managers is how many entries its operations put into managed fields.
+	// managers is how many entries the patch's operations put into managed fields.
 	managers int
 }
 
 type patchKey struct{}
 
-// withPatch measures a patch for patched.
+// withPatch measures a patch. The request that it returns carries the result, which patched reads.
 func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Request, error) {
 	p := &patch{items: measured.Items}
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";") // as upstream does
@@ -79,7 +79,7 @@ func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Reques
 
 // count counts an operation of a JSON patch.
 func (p *patch) count(o jsonpatch.Operation) {
-	path, _ := o.Path() // upstream says what is wrong with it
+	path, _ := o.Path() // upstream reports a malformed path
 	from, _ := o.From()
 	to, of := strings.Count(path, "/"), strings.Count(from, "/")
 	p.levels = max(p.levels, to, of)
@@ -99,8 +99,8 @@ func (p *patch) count(o jsonpatch.Operation) {
 	}
 }
 
-// managersOf is how many entries an operation puts into managed fields. If it moves or
-// copies something over all of them, their number is unknown and counts as too many.
+// managersOf is how many entries an operation puts into managed fields. If it moves or copies something over the whole
+// list, the number is unknown and counts as too many.
 func managersOf(o jsonpatch.Operation, path string) int {
 	const managedFields = "/managedFields"
 	if !strings.Contains(path, managedFields) {
@@ -120,7 +120,7 @@ func (p *patch) shift(path string) {
 	}
 }
 
-// affordable says whether the patch may be applied to an object of that size.
+// affordable returns an error if the patch must not be applied to an object of that size.
 func (p *patch) affordable(object shape.Shape) error {
 	items := object.Items + p.items
 	var reason string
@@ -139,9 +139,9 @@ func (p *patch) affordable(object shape.Shape) error {
 	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
 }
 
-// patched is the update function of a request. It does nothing for a request that has ended,
-// refuses a patch that is too expensive, and lets no patch make an object larger than a body
-// may be. Some mistakes make upstream's patches panic. The user gets them as an answer.
+// patched wraps the update function of a request. It does nothing for a request that has ended, refuses a patch that is
+// too expensive, and lets no patch make an object larger than a body may be. Some mistakes in a patch make upstream
+// panic. The user gets them as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {

@@ -12,8 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// places bounds how many requests of one kind a process serves at once, and shares them out. No user has more than a
-// share. Of the users who wait, the one with the fewest places is next. It is safe for concurrent use.
+// places bounds how many requests of one kind a process serves at once, and shares the places out among users. No user
+// holds more than a share. The next free place goes to the waiting user who holds the fewest. It is safe for concurrent
+// use.
 type places struct {
 	kind   string // for messages
 	queued prometheus.Gauge
@@ -23,57 +24,57 @@ type places struct {
 	// patience is how long a request waits for a place.
 	patience time.Duration
 
-	mu    sync.Mutex        // guards what follows
+	mu    sync.Mutex        // guards the fields below
 	taken int               // how many places are taken
-	users map[string]*guest // who has places or waits, by name
-	// waiting are the users who have a request that waits for a place. The user who was served last is at the end.
+	users map[string]*guest // by name; those who hold places or wait
+	// waiting are the users with waiting requests. The user who was served last is at the end.
 	waiting []*guest
 }
 
-// guest is a user in one kind of places; the places' mu guards it.
+// guest is a user of one kind of places. The places' mu guards it.
 type guest struct {
 	name string
-	// held is how many places the user has. away is how many of the user's requests gave theirs back while they wait
-	// for others.
+	// held is how many places the user holds. away is how many of the user's requests have given back their place while
+	// they wait for other requests.
 	held, away int
-	// waiting has a channel for each request that waits, in the order in which they came. It is closed when the request
-	// has a place.
+	// waiting has a channel for each waiting request, in the order in which they came. A channel is closed when its
+	// request has a place.
 	waiting []chan struct{}
-	// parked has a channel for each request that is going to wait. It is closed when the request may go on.
+	// parked has a channel for each request that may not wait yet. A channel is closed when its request may.
 	parked []chan struct{}
 }
 
-// place is the place of one request. The request may give it back
-// while it waits for others, and gives it back for good in the end.
+// place is the place of one request. The request may give it back while it waits for other requests, and gives it back
+// for good at its end.
 type place struct {
 	of    *places
 	guest *guest
 	held  bool // guarded by of.mu
-	ended bool // guarded by of.mu: it is never held again
+	ended bool // guarded by of.mu; the place is never held again
 }
 
-// work is what a request holds while it is served: a place, and a turn if it keeps a processor busy. It is safe for
+// work is what a request holds while it is served: a place, and a turn while it keeps a processor busy. It is safe for
 // concurrent use.
 type work struct {
 	*place
-	// heavy are the places for turns. It is nil if the request's own place is already one for work that keeps a
+	// heavy are the places that serve as turns. It is nil if the request's own place is already for work that keeps a
 	// processor busy.
 	heavy *places
-	// longest is how long it may have its turn.
+	// longest is how long the request may hold a turn.
 	longest time.Duration
-	// slice is how long a write may have its turn before it lets others have theirs, where it asks again. A read, for
-	// which it is 0, has one turn.
+	// slice is how long a write may hold its turn before a call of Turn gives it to others and waits for another. It is
+	// 0 for a read, which has only one turn.
 	slice time.Duration
 
 	mu    sync.Mutex
 	turn  *place
-	since time.Time // of the turn
+	since time.Time // when the turn began
 	over  *time.Timer
 	ended bool
 }
 
-// Turn implements kubestore.Place. A request that has ended takes none. Upstream may still be at work for it, and then
-// nobody would give the turn back.
+// Turn implements kubestore.Place. A request that has ended gets no turn: upstream may still be working for it, and
+// then nobody would give the turn back.
 func (w *work) Turn(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +84,7 @@ func (w *work) Turn(ctx context.Context) error {
 	case w.ended:
 		return ctx.Err()
 	}
-	if w.turn == nil { // it has worked already
+	if w.turn == nil { // otherwise it has worked already, and is not parked
 		if err := w.of.mayWait(ctx, w.guest.name); err != nil {
 			return err
 		}
@@ -99,13 +100,13 @@ func (w *work) Turn(ctx context.Context) error {
 		w.turn, w.since, w.over = turn, time.Now(), time.AfterFunc(w.longest, turn.end)
 		return nil
 	})
-	if !left && w.turn != nil { // too many of the user's requests wait: it goes on with the turn that it has
+	if !left && w.turn != nil { // too many of the user's requests wait: it keeps its turn
 		return nil
 	}
 	return err
 }
 
-// Wait implements kubestore.Place. The turn of a write is given back with the place, and taken again.
+// Wait implements kubestore.Place. A write gives back its turn together with its place, and then takes both again.
 func (w *work) Wait(ctx context.Context, wait func() error) error {
 	if w.slice == 0 || !w.endTurn() {
 		return w.place.Wait(ctx, wait)
@@ -116,14 +117,14 @@ func (w *work) Wait(ctx context.Context, wait func() error) error {
 	return w.Turn(ctx)
 }
 
-// endTurn gives back the turn, and reports whether there was one.
+// endTurn gives back the turn, and reports whether the request held one.
 func (w *work) endTurn() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.giveTurn()
 }
 
-// giveTurn is endTurn. It requires mu.
+// giveTurn is endTurn for a caller that holds mu.
 func (w *work) giveTurn() bool {
 	if w.turn == nil {
 		return false
@@ -134,16 +135,16 @@ func (w *work) giveTurn() bool {
 	return true
 }
 
-// end gives back what the request holds.
+// end gives back the turn and the place.
 func (w *work) end() {
 	w.mu.Lock()
-	w.ended = true // first, so that no turn is taken afterwards
+	w.ended = true // first, so that no turn is taken after this
 	w.mu.Unlock()
 	w.endTurn()
 	w.place.end()
 }
 
-// retrySeconds is when a client that got no place may ask again.
+// retrySeconds is after how many seconds a client that got no place may try again.
 const retrySeconds = 1
 
 func newPlaces(kind string, limit, share int, patience time.Duration) *places {
@@ -153,15 +154,15 @@ func newPlaces(kind string, limit, share int, patience time.Duration) *places {
 	return &places{kind: kind, queued: requestsWaiting.WithLabelValues(kind), limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
 }
 
-// minQueue is how many requests of a user may wait at least.
+// minQueue is how many requests of a user may wait, even if the share is smaller.
 const minQueue = 100
 
-// maxParked is how many requests, for each that may wait, may be parked before they may wait themselves.
+// maxParked is how many requests of a user may be parked for each one that may wait.
 const maxParked = 4
 
-// mayWait refuses a request if too many requests of its user wait already. The request is parked until one of them is
-// done, but no longer than its client should pause after a refusal. Otherwise a client that does not pause would keep a
-// processor busy with refusals, and with what they come after.
+// mayWait returns nil if another request of the user may wait. If too many wait already, it parks the request until one
+// of them is done, but for no longer than the client should pause after a refusal, and then refuses it. Without
+// parking, a client that does not pause would keep a processor busy with refusals and with the work before them.
 func (p *places) mayWait(ctx context.Context, user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +188,7 @@ func (p *places) mayWait(ctx context.Context, user string) error {
 	return nil
 }
 
-// unpark lets a parked request go on, because one that waited is done. It requires mu.
+// unpark lets a parked request go on, because a waiting one is done. The caller holds mu.
 func (p *places) unpark(g *guest) {
 	if len(g.parked) > 0 && len(g.waiting)+g.away < p.queue {
 		close(g.parked[0])
@@ -195,7 +196,7 @@ func (p *places) unpark(g *guest) {
 	}
 }
 
-// await returns when ready is closed, when the patience is over, or when ctx has ended.
+// await returns when ready is closed, after patience, or when ctx ends.
 func await(ctx context.Context, ready <-chan struct{}, patience time.Duration) {
 	over := time.NewTimer(patience)
 	defer over.Stop()
@@ -213,7 +214,7 @@ func (p *places) take(ctx context.Context, user string) (*place, error) {
 	return taken, taken.take(ctx)
 }
 
-// take must be called with of.mu held, and releases it. A place that was ended meanwhile is not taken again.
+// take must be called with of.mu held, and releases it. A place that has ended meanwhile is not taken again.
 func (t *place) take(ctx context.Context) error {
 	p, g := t.of, t.guest
 	if t.ended {
@@ -221,7 +222,7 @@ func (t *place) take(ctx context.Context) error {
 		p.mu.Unlock()
 		return ctx.Err()
 	}
-	if p.taken < p.limit && g.held < p.share { // nobody who waits could have it
+	if p.taken < p.limit && g.held < p.share { // all who wait have their share
 		p.hold(g)
 		t.held = true
 		p.mu.Unlock()
@@ -255,7 +256,7 @@ func (t *place) take(ctx context.Context) error {
 		err := p.refuse(g)
 		p.forget(g)
 		return err
-	case t.ended: // its request has ended meanwhile, or its time is over and it goes on without a place
+	case t.ended: // the request has ended meanwhile, or has lost its right to a place and goes on without one
 		p.free(g)
 		return ctx.Err()
 	}
@@ -263,7 +264,7 @@ func (t *place) take(ctx context.Context) error {
 	return nil
 }
 
-// refuse requires mu.
+// refuse makes the error for a request that gets no place. The caller holds mu.
 func (p *places) refuse(g *guest) error {
 	return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d requests of kind '%s'; %d of them, and %d that wait, are of user '%s': try again",
 		p.taken, p.kind, g.held, len(g.waiting)+g.away, g.name), retrySeconds)
@@ -280,7 +281,7 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 	}
 	returned := false
 	defer func() {
-		if !returned { // all that is left is to report an error, or a panic
+		if !returned { // the request will only report an error or a panic
 			t.of.mu.Lock()
 			defer t.of.mu.Unlock()
 			t.comeBack()
@@ -296,13 +297,13 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 	return t.take(ctx)
 }
 
-// comeBack ends a wait for others. It requires mu.
+// comeBack ends the request's wait for other requests. The caller holds mu.
 func (t *place) comeBack() {
 	t.guest.away--
 	t.of.unpark(t.guest)
 }
 
-// leave gives the place back for as long as the request waits for others. It reports false if it had none.
+// leave gives the place back while the request waits for other requests. It reports false if the request held none.
 func (t *place) leave() (bool, error) {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
@@ -318,7 +319,7 @@ func (t *place) leave() (bool, error) {
 	return true, nil
 }
 
-// end gives the place back for good; it may be called more than once.
+// end gives the place back for good. It may be called more than once.
 func (t *place) end() {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
@@ -329,7 +330,7 @@ func (t *place) end() {
 	}
 }
 
-// guest requires mu.
+// guest finds or adds a user. The caller holds mu.
 func (p *places) guest(user string) *guest {
 	g := p.users[user]
 	if g == nil {
@@ -339,20 +340,20 @@ func (p *places) guest(user string) *guest {
 	return g
 }
 
-// forget drops a user who has no place and waits for none. It requires mu.
+// forget drops a user who holds no place and has no waiting requests. The caller holds mu.
 func (p *places) forget(g *guest) {
 	if g.held+g.away+len(g.waiting)+len(g.parked) == 0 {
 		delete(p.users, g.name)
 	}
 }
 
-// hold requires mu.
+// hold counts a place that the user gets. The caller holds mu.
 func (p *places) hold(g *guest) {
 	p.taken++
 	g.held++
 }
 
-// free gives one of the user's places to whoever is next. It requires mu.
+// free gives one of the user's places to the next waiting user. The caller holds mu.
 func (p *places) free(g *guest) {
 	p.taken--
 	g.held--
@@ -372,8 +373,8 @@ func (p *places) free(g *guest) {
 	}
 }
 
-// next is the index of the waiting user with the fewest places. If there are several, it is the one who was served
-// longest ago. It is negative if none may have another place. It requires mu.
+// next is the index of the waiting user who holds the fewest places. Among several, it is the one who was served
+// longest ago. It is negative if nobody who waits may have another place. The caller holds mu.
 func (p *places) next() int {
 	next := -1
 	for i, g := range p.waiting {

@@ -27,42 +27,43 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
-// hpaAnnotations begin the names of annotations that upstream parses, with quantities in them, as a part of an
-// autoscaling/v1 object.
+// hpaAnnotations is the prefix of annotations that upstream parses as parts of an autoscaling/v1 object. They contain
+// quantities.
 const hpaAnnotations = "autoscaling.alpha.kubernetes.io/"
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// checkQuantities refuses quantities that would take long, before a decoder meets them. Anywhere else a text may look
-// like such a number: the hash of a commit, for example. So what a body's types make of it decides.
+// checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Other texts may look
+// like such a quantity, the hash of a commit for example. So it checks only values that the body's type declares as
+// quantities.
 func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	media := mediaOf(r.Header.Get("Content-Type"))
-	if s.groups[info.APIGroup] == nil || strings.Contains(media, "protobuf") { // in protobuf they were seen already
+	if s.groups[info.APIGroup] == nil || strings.Contains(media, "protobuf") { // those in protobuf were checked already
 		return nil
 	}
 	if media == string(types.JSONPatchType) {
 		return s.checkPatchQuantities(info, body)
 	}
-	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So they are decoded as
-	// upstream decodes them before anybody looks for numbers.
+	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So the body is decoded as
+	// upstream decodes it before it is searched for numbers.
 	switch {
 	case strings.Contains(media, "cbor"):
 		var v any
 		err := direct.Unmarshal(body, &v)
 		if malformed(err) {
-			return nil // upstream says so
+			return nil // upstream reports it
 		}
 		if err == nil {
 			body, err = json.Marshal(v)
 		}
-		if err != nil { // upstream may decode it nevertheless, and pass over what is wrong with it
+		if err != nil { // upstream may decode it nevertheless, and skip the faulty part
 			return apierrors.NewBadRequest(fmt.Sprintf("the body cannot be read as CBOR: %v", err))
 		}
-	case strings.Contains(media, "yaml") && !json.Valid(body): // clients send apply patches as JSON
+	case strings.Contains(media, "yaml") && !json.Valid(body): // clients send apply patches in JSON
 		converted, err := yaml.YAMLToJSON(body)
 		if err != nil {
-			return nil // upstream says so
+			return nil // upstream reports it
 		}
 		body = converted
 	}
@@ -76,18 +77,19 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	return walkQuantities(body, root)
 }
 
-// malformed says that nobody can decode a part of the CBOR either: all of it is looked at first.
+// malformed reports whether no decoder can read any part of the CBOR, since decoders first check that all is
+// well-formed.
 func malformed(err error) bool {
 	var syntax *cbor.SyntaxError
 	var extraneous *cbor.ExtraneousDataError
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &syntax) || errors.As(err, &extraneous)
 }
 
-// maxKinds bounds how many kinds one body may name. It needs one; a merge patch may name it in two ways.
+// maxKinds bounds how many kinds one body may name. A body needs one; a merge patch may spell it in two ways.
 const maxKinds = 2
 
-// rootTypes are the types that a body may be decoded to. Upstream decodes to the kind that the body names, and only
-// then asks whether it is that of the path.
+// rootTypes are the types that a body may be decoded to. Upstream decodes a body as the kind that it names, and only
+// then checks that this is the path's kind.
 func (s *Server) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
 	if len(kinds) > maxKinds {
 		return nil, unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
@@ -97,7 +99,7 @@ func (s *Server) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string])
 	return root.UnsortedList(), nil
 }
 
-// kindsAt are the kinds that an object names. Upstream looks for the name in any case, and a later one counts.
+// kindsAt are the kinds that an object names. Upstream ignores the case of the key 'kind', and takes the last one.
 func kindsAt(object []byte) sets.Set[string] {
 	kinds := sets.New[string]()
 	tokens := json.NewDecoder(bytes.NewReader(object))
@@ -122,12 +124,12 @@ func kindsAt(object []byte) sets.Set[string] {
 	return kinds
 }
 
-// checkPatchQuantities looks at what a JSON patch writes where. It may not move something of another type to where
-// quantities are: nobody has looked at that.
+// checkPatchQuantities checks each value that a JSON patch writes against the types at its path. The patch may not move
+// a value of another type to a path with quantities, since that value was not checked as one.
 func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) error {
 	operations, err := jsonpatch.DecodePatch(body)
 	if err != nil {
-		return nil // upstream says so
+		return nil // upstream reports it
 	}
 	kinds, err := kindsOf(operations)
 	if err != nil {
@@ -165,7 +167,7 @@ func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte)
 	return nil
 }
 
-// kindsOf are the kinds that a JSON patch writes: upstream decodes its outcome to the kind that it names then.
+// kindsOf are the kinds that a JSON patch writes. Upstream decodes the patched object as the kind that it then names.
 func kindsOf(operations jsonpatch.Patch) (sets.Set[string], error) {
 	kinds := sets.New[string]()
 	for _, o := range operations {
@@ -190,11 +192,11 @@ func refusedQuantity() error {
 	return apierrors.NewBadRequest("the body is refused: " + shape.ErrQuantity.Error())
 }
 
-// typesOf are the versioned types of what a request is about.
+// typesOf are the versioned types of the objects that a request is about.
 func (s *Server) typesOf(info *apirequest.RequestInfo) []reflect.Type {
 	built, err := s.groups[info.APIGroup].get()
 	if err != nil {
-		return nil // and it is not decoded either
+		return nil // then it is not decoded either
 	}
 	name := info.Resource
 	if info.Subresource != "" {
@@ -206,7 +208,7 @@ func (s *Server) typesOf(info *apirequest.RequestInfo) []reflect.Type {
 	}
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(storage.New())
 	if err != nil {
-		return nil // of another scheme, none of whose types has quantities
+		return nil // types of other schemes have no quantities
 	}
 	var names []string
 	for _, kind := range kinds {
@@ -215,12 +217,12 @@ func (s *Server) typesOf(info *apirequest.RequestInfo) []reflect.Type {
 	return typesNamed(names...)
 }
 
-// typesByKind are all versioned types that hold quantities, by the names of their kinds.
+// typesByKind are all versioned types, by the names of their kinds.
 var typesByKind = sync.OnceValue(func() map[string][]reflect.Type {
 	named := map[string][]reflect.Type{}
 	for kind, t := range legacyscheme.Scheme.AllKnownTypes() {
 		if kind.Version != runtime.APIVersionInternal {
-			if !slices.Contains(named[kind.Kind], t) { // many groups have the same options
+			if !slices.Contains(named[kind.Kind], t) { // many groups share the types of options
 				named[kind.Kind] = append(named[kind.Kind], t)
 			}
 		}
@@ -235,20 +237,20 @@ func typesNamed(kinds ...string) (all []reflect.Type) {
 	return all
 }
 
-// walkQuantities looks at every quantity in a JSON text, also at one that a later member of the same name replaces.
+// walkQuantities checks every quantity in a JSON text, also one that a later member of the same name replaces.
 func walkQuantities(text []byte, at []reflect.Type) error {
 	tokens := json.NewDecoder(bytes.NewReader(text))
 	tokens.UseNumber()
 	if err := walk(tokens, at, false); err != errNoJSON {
 		return err
 	}
-	return nil // upstream says so
+	return nil // upstream reports that it is not JSON
 }
 
-// errNoJSON ends a walk: what follows is no JSON.
+// errNoJSON ends a walk at text that is not JSON.
 var errNoJSON = errors.New("it is not JSON")
 
-// walk reads one value, which annotates if upstream parses it as JSON.
+// walk checks one value. annotates says that the value is an annotation which upstream parses as JSON.
 func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 	token, err := tokens.Token()
 	if err != nil {
@@ -289,7 +291,7 @@ func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 	return nil
 }
 
-// typesAt are the types at a path of a JSON patch, as its segments.
+// typesAt are the types at a path of a JSON patch, given by its segments.
 func typesAt(at []reflect.Type, segments []string) []reflect.Type {
 	for _, segment := range segments {
 		at = step(at, unescaped(segment))
@@ -301,7 +303,7 @@ func unescaped(segment string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(segment, "~1", "/"), "~0", "~")
 }
 
-// step goes from types to those of a member, without pointers.
+// step returns the types of a member of the given types, without pointers.
 func step(at []reflect.Type, name string) (members []reflect.Type) {
 	for _, t := range at {
 		switch t.Kind() {
@@ -314,7 +316,7 @@ func step(at []reflect.Type, name string) (members []reflect.Type) {
 	return members
 }
 
-// fieldsByType are the members of a struct by the names that JSON has for them, by the struct's type.
+// fieldsByType caches, by struct type, the types of the struct's members by their names in JSON.
 var fieldsByType sync.Map
 
 func fieldsOf(t reflect.Type, name string) []reflect.Type {
@@ -348,7 +350,7 @@ func bare(t reflect.Type) reflect.Type {
 	return t
 }
 
-// holdersByType says of a type whether there are quantities in it.
+// holdersByType caches, by type, whether the type contains quantities.
 var holdersByType sync.Map
 
 func holdQuantities(at []reflect.Type) bool {
@@ -361,7 +363,7 @@ func holdQuantities(at []reflect.Type) bool {
 	})
 }
 
-// holds looks for a quantity in a type, each type once: a type may hold itself.
+// holds looks for a quantity in a type. It visits each type once, since a type may contain itself.
 func holds(t reflect.Type, seen map[reflect.Type]bool) bool {
 	t = bare(t)
 	if t == quantityType || seen[t] {

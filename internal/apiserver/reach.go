@@ -18,34 +18,33 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Rights are today's, and today's namespace may be another one than that which had its name before. So a right that
-// comes from inside a namespace reaches back to when that namespace was made, and for custom resources to when their
-// definition was. A right in all namespaces reaches everything.
+// Authorization uses today's rights, but today's namespace may not be the one that had its name in the past. So a right
+// inside a namespace covers the past only since that namespace was made, and for custom resources since their
+// definition was made. A right in all namespaces covers all of the past.
 //
-// Whoever reads what is not of now asks reachOf: withPast about the moment of a path, a store about the revision of a
-// list, a page or a watch (withinReach), and history about each event.
+// All code that reads the past asks reachOf: withPast about the moment of a path, a store about the revision of a list,
+// a page or a watch (withinReach), and history about each event.
 
-// reach is how far back a right goes. A nil one goes back to the beginning.
+// reach is how far back a right goes. A nil reach goes back to the beginning.
 type reach struct {
 	server *Server
-	// begins are the objects of which the right is, and what each is called.
+	// begins are the objects that the right depends on.
 	begins []beginning
 }
 
-// beginning is an object that may have been made again under its name.
+// beginning is an object that may have been deleted and made again under its name. what is its name in messages.
 type beginning struct {
 	key  eventlog.Key
 	what string
 }
 
-// everywhere is a question about one namespace, asked about all.
+// everywhere asks about all namespaces what its Attributes ask about one.
 type everywhere struct{ authorizer.Attributes }
 
 // GetNamespace implements authorizer.Attributes.
 func (everywhere) GetNamespace() string { return "" }
 
-// reachOf returns the reach of the right by which something was allowed. That is asked of the authorizer alone, and
-// costs no read.
+// reachOf returns the reach of the right that allowed a request. It asks only the authorizer, and costs no read.
 func (s *Server) reachOf(ctx context.Context, a authorizer.Attributes) (*reach, error) {
 	if a.GetNamespace() == "" {
 		return nil, nil
@@ -65,7 +64,7 @@ func (s *Server) reachOf(ctx context.Context, a authorizer.Attributes) (*reach, 
 	return r, nil
 }
 
-// beyond says why the right does not reach a revision, "" if it does.
+// beyond says why the right does not cover a revision, "" if it does.
 func (r *reach) beyond(ctx context.Context, at eventlog.Revision) (why string, err error) {
 	if r == nil {
 		return "", nil
@@ -86,13 +85,13 @@ func (r *reach) beyond(ctx context.Context, at eventlog.Revision) (why string, e
 	return "", nil
 }
 
-// covers says whether the right reaches a revision.
+// covers says whether the right covers a revision.
 func (r *reach) covers(ctx context.Context, at eventlog.Revision) (bool, error) {
 	why, err := r.beyond(ctx, at)
 	return why == "", err
 }
 
-// momentReached refuses a request of a moment that its right does not reach.
+// momentReached refuses a request if its right does not cover its moment.
 func (s *Server) momentReached(ctx context.Context, at eventlog.Revision) error {
 	a, why, err := s.beyondRequest(ctx, at)
 	if err != nil || why == "" {
@@ -101,8 +100,8 @@ func (s *Server) momentReached(ctx context.Context, at eventlog.Revision) error 
 	return responsewriters.ForbiddenStatusError(a, why)
 }
 
-// withinReach refuses the revision that a request names as one that is no longer kept, which clients know how to go on
-// from.
+// withinReach refuses the revision that a request names, if its right does not cover it. The answer is that the
+// revision is no longer kept, because clients know how to go on from that.
 func (s *Server) withinReach(ctx context.Context, at eventlog.Revision) error {
 	_, why, err := s.beyondRequest(ctx, at)
 	if err != nil || why == "" {
@@ -111,10 +110,10 @@ func (s *Server) withinReach(ctx context.Context, at eventlog.Revision) error {
 	return apierrors.NewResourceExpired(fmt.Sprintf("revision %d is too old: %s", uint64(at), why))
 }
 
-// beyondRequest says why the right by which the context's request was allowed does not reach a revision.
+// beyondRequest says why the right that allowed the context's request does not cover a revision.
 func (s *Server) beyondRequest(ctx context.Context, at eventlog.Revision) (a authorizer.Attributes, why string, err error) {
 	a, err = genericapifilters.GetAuthorizerAttributes(ctx)
-	if err != nil || a.GetUser() == nil { // no client's
+	if err != nil || a.GetUser() == nil { // not a request of a client
 		return nil, "", nil
 	}
 	r, err := s.reachOf(ctx, a)
@@ -125,8 +124,8 @@ func (s *Server) beyondRequest(ctx context.Context, at eventlog.Revision) (a aut
 	return a, why, err
 }
 
-// life is from which revision on an object is known to be the one that it is now. Whole says that it was made then, or
-// that no older version of it is kept.
+// life is the revision since which a key is known to have had the same object as now. whole says that the object was
+// made then, or that no older version of it is kept.
 type life struct {
 	since eventlog.Revision
 	whole bool
@@ -135,18 +134,18 @@ type life struct {
 // knownLives is how many lives are remembered.
 const knownLives = 1024
 
-// sincePage is how many versions are read at once to find the one with which a life began. Few were written since.
+// sincePage is how many versions are read at once to find the version that began a life. Few versions follow it.
 const sincePage = 10
 
-// since returns a revision from which on the object of a key is the one that it is now: at or before the given revision
-// if it was there then, and else that with which the append began that made it. What is no longer kept proves nothing,
-// so then it is that of the oldest version that is known to be of the object. Found is false for an object that is not
-// there now.
+// since returns a revision since which the key has had the same object as now. If the object was there at the given
+// revision, that is a revision at or before it; otherwise it is the revision at which the append that made the object
+// began. Versions that are no longer kept prove nothing, so then it is the revision of the oldest version that is known
+// to be of this object. found is false if there is no object now.
 //
-// An object that has not changed since it was made, as most namespaces, costs nothing but itself. Of another one, the
-// uid that it had at the revision decides. Only one that was made later is looked for, version by version.
+// If the object has not changed since it was made, like most namespaces, only the object itself is read. Otherwise the
+// uid at the given revision decides. Only if that is another object's, versions are read one by one.
 func (s *Server) since(ctx context.Context, key eventlog.Key, at eventlog.Revision) (since eventlog.Revision, found bool, err error) {
-	v := s.config.Cell.Projection.Current() // from which the authorizer has decided, or a newer one
+	v := s.config.Cell.Projection.Current() // the authorizer has used this view, or an older one
 	row, found, err := v.Get(ctx, key.RowKey(), v.Revision())
 	switch {
 	case err != nil || !found || at >= row.Revision:
@@ -165,7 +164,7 @@ func (s *Server) since(ctx context.Context, key eventlog.Key, at eventlog.Revisi
 	return known.since, true, nil
 }
 
-// lifeOf looks for the life of what a row is, as far back as a revision.
+// lifeOf finds the life of the row's object, as far back as a revision.
 func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Revision) (life, error) {
 	then, found, err := s.config.Cell.Projection.GetAt(ctx, row.Key, at)
 	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTrimmed) {
@@ -206,8 +205,8 @@ func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Rev
 	}
 }
 
-// lifeFrom is the life that is known by a version. What was made with an object at once, such as the account of a
-// namespace, comes before it in the log.
+// lifeFrom is the life that follows from the oldest known version. Objects made in the same append, such as the account
+// of a namespace, may come before it in the log, so the life begins with the append.
 func lifeFrom(row projection.Row) life {
 	if row.Op == eventlog.Added {
 		return life{row.Began(), true}

@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// response remembers what was sent.
+// response remembers the code and the length of the answer that was sent.
 type response struct {
 	http.ResponseWriter
 	code  int
@@ -50,7 +50,7 @@ func (r *response) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// withRecovery turns a panic into a Status: 500, or the answer to what a lister could not read. A response that has
+// withRecovery turns a panic into a Status: 500, or the read error if a lister could not read. A response that has
 // begun is cut off, so that nobody mistakes a part for the whole.
 func (s *Server) withRecovery(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +68,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 				s.logPanic(r, reason)
 				recordPanic(r.Context(), reason)
-			} else { // a client can cause as many of these as it likes
+			} else { // a client can cause any number of these
 				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requestID(r), "panic", fmt.Sprint(reason))
 			}
 			s.fail(w, r, err)
@@ -77,7 +77,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 	})
 }
 
-// panicStatus answers a request that panicked with that reason and stack.
+// panicStatus is the answer to a request that panicked with that reason and stack.
 func panicStatus(ctx context.Context, reason any, stack string) error {
 	if failed, ok := reason.(listers.Unreadable); ok {
 		return kubestore.Answer(ctx, failed.Err)
@@ -85,7 +85,7 @@ func panicStatus(ctx context.Context, reason any, stack string) error {
 	if err := kubestore.UnreadOf(ctx); err != nil {
 		return kubestore.Answer(ctx, err)
 	}
-	// A panic of a goroutine that upstream started brings its stack with its reason.
+	// If a goroutine that upstream started has panicked, the reason contains that goroutine's stack.
 	if wasJudging(fmt.Sprint(reason) + "\n" + stack) {
 		return unfit("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
 	}
@@ -100,8 +100,8 @@ func (s *Server) logPanic(r *http.Request, reason any) {
 		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
 }
 
-// withLog writes one line for each request: failures of ours as warnings, the rest for debugging. An answer to a client
-// that has gone away is no failure of ours.
+// withLog logs one line for each request: at level warning if this server failed, otherwise at level debug. If the
+// client has gone away, the failure is not the server's.
 func (s *Server) withLog(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -111,7 +111,7 @@ func (s *Server) withLog(h http.Handler) http.Handler {
 			if sent.code >= http.StatusInternalServerError && !errors.Is(ctx.Err(), context.Canceled) {
 				level = slog.LevelWarn
 			}
-			if !s.config.Logger.Enabled(ctx, level) { // before a line is put together
+			if !s.config.Logger.Enabled(ctx, level) { // before the line is put together
 				return
 			}
 			s.config.Logger.Log(ctx, level, "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
@@ -125,8 +125,8 @@ func requestID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Cont
 
 var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// withRequestID drops an Audit-Id that is too long for a log, or that has
-// characters which an id does not need. Upstream's filter then makes a new one.
+// withRequestID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's
+// filter then makes a new one.
 func withRequestID(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(auditinternal.HeaderAuditID)

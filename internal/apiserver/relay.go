@@ -14,13 +14,13 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// relay serves a request that another server answers: a remote API server, a kubelet, or what runs in a Pod. This
-// process looks neither at the body nor at the answer. The request holds no place for as long as it lasts. It ends when
-// this process stops, or when the credential that opened it expires.
+// relay serves a request that another server answers: a remote API server, a kubelet, or a program in a Pod. This
+// process reads neither the body nor the answer. The request holds no place while it lasts. It ends when this process
+// stops, or when the credential that opened it expires.
 func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	uncorrected(r.Context())
 	answersLate(r.Context())
-	flowcontrol.RequestDelegated(r.Context()) // it has started
+	flowcontrol.RequestDelegated(r.Context()) // gives back the place of its start
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	if end := kubestore.EndOf(ctx); end != nil {
@@ -40,18 +40,18 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// closing closes a connection that has switched protocols when its request is over: at its deadline, if it has one, or
-// when this process stops.
+// closing closes a connection that has switched protocols when its request's context ends: at a deadline, or when this
+// process stops.
 type closing struct {
 	http.ResponseWriter
 	ctx     context.Context
 	upgrade *calls.Upgrade
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements an interface of http.ResponseController.
 func (c closing) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// Flush implements http.Flusher. Upstream's wrappers pass on only a connection that has this and the next.
+// Flush implements http.Flusher. Upstream's wrappers pass a connection on only if it has Flush and CloseNotify.
 func (c closing) Flush() { _ = http.NewResponseController(c.ResponseWriter).Flush() }
 
 // CloseNotify implements http.CloseNotifier.

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withRemote forwards a request for a group version of a remote server. The request is authorized here, and once more
-// there. Everything else about it is left to the remote server.
+// withRemote forwards a request for a group version of a remote server. This server authorizes the request, and the
+// remote server authorizes it again. Everything else is left to the remote server.
 func (s *Server) withRemote(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -38,7 +38,7 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 	})
 }
 
-// foreign returns the group version that a request is about, and whether another server may serve it.
+// foreign returns the group version of a request, and whether another server may serve it.
 func (s *Server) foreign(info *apirequest.RequestInfo) (schema.GroupVersion, bool) {
 	version := schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
 	if info.IsResourceRequest {
@@ -53,19 +53,19 @@ func (s *Server) foreign(info *apirequest.RequestInfo) (schema.GroupVersion, boo
 	return version, ok && !strings.Contains(version.Version, "/") && !customresources.IsBuiltin(version.Group, version.Version)
 }
 
-// CheckRemote says whether the server of a remote APIService can be reached, as the condition Available. The error is
-// that nothing is known of it, because its Service could not be read.
+// CheckRemote says, as the condition Available, whether the server of a remote APIService can be reached. It returns an
+// error if it cannot tell, because the Service could not be read.
 func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
 	return s.aggregator.Check(ctx, service)
 }
 
-// IsRemote says whether a remote server serves the version.
+// IsRemote says whether a remote server serves the group version.
 func (s *Server) IsRemote(version schema.GroupVersion) (bool, error) {
 	service, err := s.aggregator.Remote(version)
 	return service != nil, err
 }
 
-// Publish writes what the servers of remote APIServices must know to believe this process who a user is.
+// Publish writes what the servers of remote APIServices need in order to trust this process about who a user is.
 func (s *Server) Publish(ctx context.Context, trust aggregation.Trust) error {
 	return trust.Publish(ctx, s.client)
 }

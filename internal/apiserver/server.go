@@ -35,57 +35,57 @@ import (
 type Config struct {
 	Cell   kubestore.Cell
 	Logger *slog.Logger
-	// ExternalAddress with a port, for discovery.
+	// ExternalAddress is a host with a port, for discovery.
 	ExternalAddress string
-	// WatcherURL, if set, is where a watch is redirected to (307); without it and without a Feed a watch is 405.
+	// WatcherURL is where watches are redirected (307). Without it and without a Feed, a watch is answered 405.
 	WatcherURL string
-	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web page can use
-	// a server that trusts everyone on this machine.
+	// LoopbackOnly refuses a Host that is not loopback, and an Origin that differs from the Host. So no web page can
+	// use a server that trusts everyone on this machine.
 	LoopbackOnly bool
-	// BeyondLoopback says that others than this machine reach the server. Then no object may name a webhook or a node
-	// whose address means this machine.
+	// BeyondLoopback says that other machines can reach the server. Then no object may name a webhook or a node whose
+	// address means this machine.
 	BeyondLoopback bool
-	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
+	// Authentication and Authorization say who may do what. With their zero values, everybody may do everything.
 	Authentication Authentication
 	Authorization  Authorization
 	Admission      Admission
 	// TracingConfigFile is kube-apiserver's --tracing-config-file; empty for no traces.
 	TracingConfigFile string
-	// RootCAFile is the PEM of the authority that signs this API's certificate, kube-controller-manager's
-	// --root-ca-file. Each namespace gets it in a ConfigMap, for its Pods to trust. Empty for none.
+	// RootCAFile is the PEM of the authority that signs this API's certificate: kube-controller-manager's
+	// --root-ca-file. Each namespace gets it in a ConfigMap, so that its Pods trust this API. Empty for none.
 	RootCAFile string
 	// Audit says which requests are recorded.
 	Audit Audit
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
 	EncryptionConfigFile string
-	// Kubelets says how nodes are reached, and whether they are.
+	// Kubelets says whether and how nodes are reached.
 	Kubelets Kubelets
-	// ForbidPrivileged refuses Pods with privileged containers, and what makes such Pods: kube-apiserver's
-	// --allow-privileged=false. Upstream keeps it for the whole process, and there the first server decides for all.
+	// ForbidPrivileged refuses Pods with privileged containers, and objects that make such Pods: kube-apiserver's
+	// --allow-privileged=false. Upstream has one setting per process, which the first Server sets.
 	ForbidPrivileged bool
 	// Services says which addresses and node ports Services may have.
 	Services services.Ranges
-	// Requests bounds the requests of this process that are not watches, Watches those that are.
+	// Requests bounds the requests of this process other than watches. Watches bounds its watches.
 	Requests RequestLimits
 	Watches  WatchLimits
 	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.
 	GoawayChance   float64
 	HSTSDirectives []string
-	// Flagz, if set, tells authorized users the flags of this process.
+	// Flagz, if set, shows the flags of this process to authorized users.
 	Flagz flagz.Reader
 	// Writers, if set, counts the requests that may write.
 	Writers *kubestore.Writers
-	// ProxyClientCertFile and ProxyClientKeyFile hold the certificate by which the servers of remote APIServices know
-	// this one. They are empty for none, and are read again when they change.
+	// ProxyClientCertFile and ProxyClientKeyFile hold the certificate that this server shows to the servers of remote
+	// APIServices. Empty for none. The files are read again when they change.
 	ProxyClientCertFile, ProxyClientKeyFile string
 }
 
-// RequestLimits bounds requests other than watches. A limit of 0 is as in kube-apiserver.
+// RequestLimits bounds requests other than watches. A limit of 0 means kube-apiserver's default.
 type RequestLimits struct {
-	// InFlight is how many requests that read are served at once, 400 by default. Mutating is how many others, 200 by
-	// default. A negative number is no bound.
+	// InFlight bounds the read requests that are served at once, 400 by default. Mutating bounds the other requests,
+	// 200 by default. A negative number means no bound.
 	InFlight, Mutating int
-	// Timeout bounds each, a minute by default. The log must keep its events for longer than twice that.
+	// Timeout bounds each request, a minute by default. The log must keep events for more than twice that time.
 	Timeout time.Duration
 }
 
@@ -98,52 +98,52 @@ type Server struct {
 	stores  *resources.Stores
 	// listers answer from the newest view.
 	listers *listers.Factory
-	// rules are RBAC's, for who may do what and who may grant it.
+	// rules are the RBAC rules, which say who may do what and who may grant it.
 	rules *roles.Index
 	// nodes says what nodes may do.
 	nodes *nodes.Authorizer
-	// kubelets connects to nodes, nil if it does not.
+	// kubelets are connections to nodes, nil if nodes are not reached.
 	kubelets *reload.Value[kubeletTransports]
-	// dialer connects to whom objects name.
+	// dialer connects to addresses that objects name.
 	dialer *net.Dialer
-	// servers finds webhooks and remote API servers that are named by a Service.
+	// servers finds the webhooks and remote API servers that are named by a Service.
 	servers dynamic.Services
-	// dynamic decides by webhooks and policies.
+	// dynamic is the part of admission that webhooks and policies decide.
 	dynamic *dynamic.Dynamic
 	// rootCA is the content of Config.RootCAFile.
 	rootCA []byte
-	// namespaces and quotas decide about writes, and add to them (beside.go).
+	// namespaces and quotas check writes, and add other writes to them (beside.go).
 	namespaces *namespaces.Namespaces
 	quotas     *quotas.Quotas
-	// tokens issues those of service accounts, nil if it has no issuer. Credentials says whose credentials a request
-	// shows, also those that a TokenReview asks about.
+	// tokens issues tokens of service accounts, nil if there is no issuer. credentials authenticates requests, and the
+	// tokens that a TokenReview asks about.
 	tokens      *tokens.Tokens
 	credentials authenticator.Request
-	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
+	// loopback is the configuration of a client, as system:apiserver, that calls Handler inside this process.
 	loopback *rest.Config
-	// client uses loopback with protobuf.
+	// client uses loopback, with protobuf.
 	client kubernetes.Interface
 	groups map[string]*group
 	// definitions reads CustomResourceDefinitions.
 	definitions *customresources.Reader
-	// lives are those of what rights are of, by the revision of the newest version.
+	// lives are the lives of objects that rights depend on, by the revision of the object's newest version.
 	lives *lru.Cache[eventlog.Revision, life]
 	// aggregator forwards requests to the servers of remote APIServices.
 	aggregator *aggregation.Aggregator
-	// watches that are open.
+	// watches are the open watches.
 	watches *watches
-	// reads, writes and starts (of watches) are the places of requests. heavy are the places of those among them that
-	// keep a processor busy. bodies are the bytes that requests have sent.
+	// reads, writes and starts (of watches) are the places of requests. heavy are the turns of those requests that keep
+	// a processor busy. bodies counts the bytes of requests' bodies.
 	reads, writes, heavy, starts *places
 	bodies                       bodies
-	// health answers checks of the health. Once initialized is true, the cluster has been made.
+	// health answers health checks. initialized is true once this process has seen that the cluster is initialized.
 	health      *mux.PathRecorderMux
 	initialized atomic.Bool
 	// zpages answers '/flagz' and '/statusz'.
 	zpages func() http.Handler
 
-	// crds serves custom resources. discovery serves '/api', '/apis' and what is below them, down to a group's version.
-	// openapi serves '/openapi/…'. Each also answers requests that it does not know.
+	// crds serves custom resources. discovery serves '/api', '/apis' and the paths below, down to a group's version.
+	// openapi serves '/openapi/…'. Each also answers unknown paths in its part.
 	crds               *customresources.Handler
 	discovery, openapi http.Handler
 }

@@ -1,6 +1,6 @@
 package apiserver
 
-// Shrink drops most of what the caches hold. It is for a process that has nothing to do.
+// Shrink drops most of what the caches hold. An idle process calls it.
 func (s *Server) Shrink() {
 	s.config.Cell.Shrink()
 	s.listers.Shrink()

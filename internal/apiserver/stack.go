@@ -5,11 +5,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// deepStack is what grows a stack to the 32 KiB that a write needs.
+// deepStack is the size of a stack frame that grows the stack to the 32 KiB that a write needs.
 const deepStack = 16 << 10
 
-// deepen grows the goroutine's stack at once, while there is little on it. Upstream runs each write in a goroutine of
-// its own, whose stack would double again and again, and each time be copied with all that is on it by then.
+// deepen grows the goroutine's stack at once, while it is nearly empty. Upstream runs each write in a goroutine of its
+// own. Otherwise that goroutine's stack would double again and again, and its content would be copied each time.
 //
 //go:noinline
 func deepen(i int) byte {
@@ -17,7 +17,7 @@ func deepen(i int) byte {
 	return room[i]
 }
 
-// deepening is what upstream's create handler calls first in that goroutine.
+// deepening grows the stack in New, which upstream's create handler calls first in that goroutine.
 type deepening struct{ runtime.ObjectCreater }
 
 // New implements runtime.ObjectCreater.

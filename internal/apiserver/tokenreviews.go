@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// newAuthenticationStorage is upstream's, but for its TokenReviews.
+// newAuthenticationStorage makes upstream's registries, except for the one of TokenReviews.
 func newAuthenticationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	audiences := s.generic.Authentication.APIAudiences
 	info, err := authenticationrest.RESTStorageProvider{Authenticator: s.credentials, APIAudiences: audiences}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
@@ -27,8 +27,8 @@ func newAuthenticationStorage(s *Server) (genericapiserver.APIGroupInfo, error) 
 	return info, err
 }
 
-// tokenReviews are upstream's, which judge a token outside of the request that asks: without its deadline, and while it
-// holds its place.
+// tokenReviews authenticate a token within the request that asks. Upstream's do that outside of the request: without
+// its deadline, and while it holds its place.
 type tokenReviews struct {
 	*tokenreview.REST
 	credentials authenticator.Request

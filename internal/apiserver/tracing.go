@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// startTracing sends spans to an OpenTelemetry collector as the file says, which is that of kube-apiserver's
-// --tracing-config-file. Requests that the server sends itself join the trace of the one that they are for.
+// startTracing sends spans to an OpenTelemetry collector, as kube-apiserver's --tracing-config-file says. A request
+// that the server sends to itself joins the trace of the request that caused it.
 func (s *Server) startTracing(c *genericapiserver.Config) error {
 	o := options.TracingOptions{ConfigFile: s.config.TracingConfigFile}
 	if err := errors.Join(o.Validate()...); err != nil {
@@ -23,5 +23,5 @@ func (s *Server) startTracing(c *genericapiserver.Config) error {
 	return nil
 }
 
-// StopTracing sends the spans that have not been sent yet. The server must not be used any more.
+// StopTracing sends the spans that have not been sent yet. The server must not be used after that.
 func (s *Server) StopTracing() { serving.StopTracing(s.generic.TracerProvider) }

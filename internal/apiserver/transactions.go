@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// serveCaller serves a request of the user of the request in whose context it is, as an operation of a transaction. It
-// passes every filter, and what it may is what that user may. Its body is measured as a client's is.
+// serveCaller serves a request as an operation of a transaction, as the user of the context's request. The operation
+// passes every filter, with the rights of that user. Its body is measured as a client's is.
 func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 	user, ok := apirequest.UserFrom(r.Context())
 	if !ok {
@@ -34,8 +34,8 @@ func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 
 type partOfKey struct{}
 
-// withPartOf lets the audit record of an operation name the transaction of which it is a part: that one's record says
-// whether anything was written.
+// withPartOf makes the audit record of an operation name the transaction that it is part of. The transaction's own
+// record says whether anything was written.
 func withPartOf(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if id, ok := r.Context().Value(partOfKey{}).(string); ok {
@@ -45,8 +45,8 @@ func withPartOf(h http.Handler) http.Handler {
 	})
 }
 
-// decides names the rows that decide about a write of the key, which do not write to them: its namespace or its
-// definition may terminate, and a quota of its namespace may come. What changes anywhere else concerns no transaction.
+// decides names the rows that a write of the key depends on without writing to them: its namespace or its definition
+// may begin to terminate, and its namespace may get a quota. Changes of other rows do not affect the transaction.
 func (s *Server) decides(of eventlog.Key) []projection.Keys {
 	all := []projection.Keys{projection.OneKey(s.definitions.Prefix() + of.Resource + "." + of.Group)}
 	if of.Namespace != "" {

@@ -18,7 +18,7 @@ import (
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 )
 
-// These resources protect somebody in kube-apiserver, but are only stored here. A user who writes them is told so.
+// In kube-apiserver these resources limit clients, but here they are only stored. A user who writes them is told so.
 const flowsUnenforced = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
 
 var unenforcedResources = map[schema.GroupResource]string{
@@ -26,7 +26,7 @@ var unenforcedResources = map[schema.GroupResource]string{
 	flowcontrol.Resource("prioritylevelconfigurations"): flowsUnenforced,
 }
 
-// unenforced warns users who write an object that does nothing; it refuses nobody.
+// unenforced warns users who write an object that has no effect. It refuses nothing.
 type unenforced struct{}
 
 var _ admission.ValidationInterface = unenforced{}
@@ -44,11 +44,11 @@ func (unenforced) Validate(ctx context.Context, a admission.Attributes, _ admiss
 	return nil
 }
 
-// enforced is the type of the condition that is False.
+// enforced is the type of the condition that is set to False.
 const enforced = "Enforced"
 
-// marking makes a store's objects say in their status that they do nothing.
-// The write itself says so, because no controller would do it later.
+// marking makes a store's objects say in their status that they have no effect. The write itself says so, because no
+// controller would do it later.
 func marking(store *genericregistry.Store, mark func(runtime.Object)) {
 	store.CreateStrategy = markingCreate{store.CreateStrategy, mark}
 	store.UpdateStrategy = markingUpdate{store.UpdateStrategy, mark}
@@ -76,7 +76,7 @@ func (m markingUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Ob
 	m.mark(obj)
 }
 
-// newFlowControlStorage makes upstream's registries.
+// newFlowControlStorage makes upstream's registries, whose objects say that they have no effect.
 func newFlowControlStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	info, err := flowcontrolrest.RESTStorageProvider{InformerFactory: s.listers}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
 	for _, storage := range info.VersionedResourcesStorageMap {

@@ -10,10 +10,10 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 )
 
-// withWarnings sends a request's warnings with its answer. Upstream's filter puts each into the answer's headers when
-// it is given. But upstream answers a request whose context ends while its work still goes on, and gives warnings: two
-// goroutines would write one map, which ends the process. Here upstream's filter has headers of its own, and the
-// goroutine that answers copies them.
+// withWarnings sends a request's warnings with its answer. Upstream's filter puts each warning into the answer's
+// headers at once. But if a request's context ends, upstream answers it while the handler still works and gives
+// warnings. Then two goroutines would write one map, which ends the process. Here upstream's filter has headers of its
+// own, and the goroutine that answers copies them.
 func withWarnings(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given := &warnings{header: http.Header{}}
@@ -26,7 +26,7 @@ func withWarnings(h http.Handler) http.Handler {
 	})
 }
 
-// warnings are what upstream's recorder was given: deduplicated, and cut where they are too long.
+// warnings are the warnings that upstream's recorder has kept: without duplicates, and shortened if too long.
 type warnings struct {
 	http.ResponseWriter // nil: upstream's recorder uses only Header
 
@@ -46,7 +46,7 @@ func (w *warnings) AddWarning(agent, text string) {
 	warning.AddWarning(w.recorder, agent, text)
 }
 
-// addTo puts the warnings that were given until now into the headers of an answer. The first call does, when it begins.
+// addTo puts the warnings so far into the headers of an answer. Only the first call does so, when the answer begins.
 func (w *warnings) addTo(answer http.ResponseWriter) {
 	w.added.Do(func() {
 		w.mu.Lock()

@@ -15,43 +15,44 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// WatchLimits bounds the watches of one process; 0 is no bound. Beyond it the answer is 429.
+// WatchLimits bounds the watches of one process; 0 means no bound. A watch beyond a bound is answered 429.
 type WatchLimits struct {
-	// Process is how many watches may be open, User how many of them by one user.
+	// Process is how many watches may be open. User is how many of these one user may have.
 	Process, User int
-	// Patience is how long a client may take to receive what was sent, 30 s by default: then its stream is cut,
-	// and it resumes from the last revision that it has. Nobody else waits for it meanwhile.
+	// Patience is how long a client may take to receive what was sent, 30 s by default. After that its stream is cut,
+	// and the client resumes from the last revision that it has. Other watches do not wait for a slow client.
 	Patience time.Duration
 }
 
-// DefaultWatchesPerUser is how many watches one user may have open in a process if its flags do not say otherwise: a
-// tenth of all that it serves.
+// DefaultWatchesPerUser is how many watches one user may have open in a process by default: a tenth of all that the
+// process serves.
 const DefaultWatchesPerUser = 2000
 
 const (
-	// watchQuery is how many bytes of a query or of headers cost as much memory as a watch: a query is kept as text and
+	// watchQuery is how many bytes of a query or of headers cost as much memory as a watch. A query is kept as text and
 	// as selectors, and headers are kept with their request.
 	watchQuery = 1 << 10
-	// watchHeaders is how many bytes of headers a watch may have that counts as one.
+	// watchHeaders is how many bytes of headers do not add to the weight of a watch.
 	watchHeaders    = 8 << 10
 	defaultPatience = 30 * time.Second
-	// retryWatchSeconds is when a client refused by a limit may ask again.
+	// retryWatchSeconds is after how many seconds a client that a limit refused may try again.
 	retryWatchSeconds = 5
 )
 
-// watches knows every watch of the process: to count them, and to end them well. It is safe for concurrent use.
+// watches knows every open watch of the process, to count the watches and to end them cleanly. It is safe for
+// concurrent use.
 type watches struct {
 	limits WatchLimits
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	draining bool
 	open     map[*openWatch]struct{}
-	byUser   map[string]int // the weight of what is open
-	// idle is closed when the last watch of a drain has ended; nil before a drain.
+	byUser   map[string]int // the weight of each user's open watches
+	// idle is closed when the last watch has ended in a drain. It is nil before a drain.
 	idle chan struct{}
 }
 
-// openWatch is one request to watch. It counts once it is admitted.
+// openWatch is one request to watch. It counts from when it is admitted.
 type openWatch struct {
 	user   string
 	stream *serving.Stream
@@ -60,48 +61,48 @@ type openWatch struct {
 	// end is closed to end the watch with a last bookmark.
 	end   chan struct{}
 	ended sync.Once
-	// expiry ends it when its credential expires, nil if that does not.
+	// expiry ends the watch when its credential expires. It is nil if the credential does not expire.
 	expiry *time.Timer
-	// endStart gives back the place of its start, nil if it has none.
+	// endStart gives back the place that the watch holds while it starts, nil if it holds none.
 	endStart func()
 }
 
-// finish ends the watch with a last bookmark; it may be called more than once.
+// finish ends the watch with a last bookmark. It may be called more than once.
 func (o *openWatch) finish() { o.ended.Do(func() { close(o.end) }) }
 
-// endAt ends the watch when the credential that opened it expires. The client then watches again from where it was,
-// with a credential that is good. Only authentication calls it, before the watch begins.
+// endAt ends the watch when the credential that opened it expires. The client then resumes the watch with a valid
+// credential. Only authentication calls endAt, before the watch begins.
 func (o *openWatch) endAt(expiry time.Time) {
 	o.expiry = time.AfterFunc(time.Until(expiry), o.finish)
 }
 
-// openWatchOf returns the watch that the context's request opens, if it does.
+// openWatchOf returns the watch that the context's request opens, and false if it opens none.
 func openWatchOf(ctx context.Context) (*openWatch, bool) {
 	o, ok := ctx.Value(openWatchKey{}).(*openWatch)
 	return o, ok
 }
 
-// startTime is how long the start of a watch may hold its place. A client may take longer to receive the first events.
+// startTime is how long a starting watch may hold its place. A client may take longer to receive the first events.
 const startTime = time.Second
 
-// start lets the watch hold a place until its first events are made, but not for long without giving it back meanwhile.
+// start lets the watch hold a place until its first events are made, but for at most startTime between two waits.
 func (o *openWatch) start(p *place) kubestore.Place {
 	s := &start{&work{place: p}, time.AfterFunc(startTime, p.end)}
 	o.endStart = func() { s.over.Stop(); p.end() }
 	return s
 }
 
-// start is the place of a watch that starts.
+// start is the place of a starting watch.
 type start struct {
 	*work
 	over *time.Timer
 }
 
-// Wait implements kubestore.Place. A watch that has begun is not refused: its client would begin anew. It waits for as
-// long as it takes to have a place again. If it cannot leave its place, since too many wait already, it keeps that for
-// a second more.
+// Wait implements kubestore.Place. A watch that has begun is not refused, since its client would begin anew. So it
+// waits for as long as it takes to get a place again. If too many requests wait already, the watch cannot leave its
+// place, and keeps it for another second.
 func (s *start) Wait(ctx context.Context, wait func() error) error {
-	var asked time.Time // for the place, zero before the watch has left it
+	var asked time.Time // when it asked for the place; zero before it has left it
 	err := s.work.Wait(ctx, func() error {
 		s.over.Stop()
 		defer func() { asked = time.Now() }()
@@ -115,10 +116,10 @@ func (s *start) Wait(ctx context.Context, wait func() error) error {
 	for apierrors.IsTooManyRequests(err) && time.Since(asked) >= s.of.patience {
 		asked = time.Now()
 		s.of.mu.Lock()
-		s.guest = s.of.guest(s.guest.name) // who may have been forgotten
+		s.guest = s.of.guest(s.guest.name) // the user may have been forgotten
 		err = s.take(ctx)
 	}
-	if apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // refused at once: it goes on without a place
+	if apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // refused at once: the watch goes on without a place
 		return nil
 	}
 	return err
@@ -133,8 +134,8 @@ func newWatches(limits WatchLimits) *watches {
 
 type openWatchKey struct{}
 
-// withOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. A request meets
-// it before the filters that prepare the watch, and it outlives them.
+// withOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. It is outside of
+// the filters that prepare the watch, and lasts longer than they do.
 func (w *watches) withOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
 		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {
@@ -151,7 +152,7 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 	})
 }
 
-// weightOf is what a watch counts as.
+// weightOf is how many watches a watch counts as.
 func weightOf(r *http.Request) int {
 	headers := 0
 	for name, values := range r.Header {
@@ -216,7 +217,7 @@ func (w *watches) leave(o *openWatch) {
 	w.noticeIdle()
 }
 
-// noticeIdle requires mu.
+// noticeIdle closes idle if no watch is left. The caller holds mu.
 func (w *watches) noticeIdle() {
 	if w.idle != nil && len(w.open) == 0 {
 		close(w.idle)
@@ -224,9 +225,9 @@ func (w *watches) noticeIdle() {
 	}
 }
 
-// Drain refuses new watches from now on and reports the process as not ready. It spreads the ends of the open watches
-// over a time, so that they do not all come to the other processes at once. Each gets a clean end, after a last
-// bookmark if it asked for bookmarks. Drain returns when all have ended, or ctx has.
+// Drain refuses new watches from now on, and reports the process as not ready. It spreads the ends of the open watches
+// over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
+// last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
 func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.watches.drain(ctx, spread) }
 
 func (w *watches) drain(ctx context.Context, spread time.Duration) {
@@ -238,14 +239,14 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	idle := make(chan struct{})
 	w.draining, w.idle = true, idle
 	left := make([]*openWatch, 0, len(w.open))
-	for o := range w.open { // in no order
+	for o := range w.open { // in random order
 		left = append(left, o)
 	}
 	w.noticeIdle()
 	w.mu.Unlock()
 	start := time.Now()
 	for i, o := range left {
-		_ = eventlog.Pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left))))) // once ctx has ended, all end at once
+		_ = eventlog.Pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left))))) // when ctx has ended, the rest end at once
 		o.finish()
 	}
 	select {
@@ -254,7 +255,7 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	}
 }
 
-// checkDraining is the readiness check that sends new clients elsewhere while the process stops.
+// checkDraining is the readiness check that keeps new clients away while the process stops.
 func (w *watches) checkDraining(*http.Request) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,9 +6,9 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 )
 
-// withWriters counts a request for as long as it may write. That begins before the request
-// looks at anything, but after its body is here, since a client may take half a minute to
-// send it. It ends when the answer begins, since a client may take as long to read it.
+// withWriters counts a request while it may write. That begins before the request reads anything, but after its body
+// has arrived, since a client may take half a minute to send the body. It ends when the answer begins, since a client
+// may take as long to read it.
 func (s *Server) withWriters(h http.Handler) http.Handler {
 	if s.config.Writers == nil {
 		return h
@@ -28,7 +28,7 @@ func onlyReads(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 }
 
-// answering calls begun when the answer begins, and again with each part of it.
+// answering calls begun when the answer begins, and again before each part of it.
 type answering struct {
 	http.ResponseWriter
 	begun func()

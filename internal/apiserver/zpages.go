@@ -9,11 +9,11 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 )
 
-// component is what the pages call this process, as those of kube-apiserver do.
+// component is the name of this process on the pages, as on those of kube-apiserver.
 const component = "apiserver"
 
-// newZPages answers '/statusz', and '/flagz' if the flags are known. Upstream makes codecs for each, so they are made
-// when somebody asks.
+// newZPages answers '/statusz', and '/flagz' if the flags are known. The pages are made when somebody first asks,
+// because upstream makes codecs for each.
 func newZPages(s *Server) func() http.Handler {
 	return sync.OnceValue(func() http.Handler {
 		pages := mux.NewPathRecorderMux("zpages")
@@ -26,7 +26,7 @@ func newZPages(s *Server) func() http.Handler {
 	})
 }
 
-// processPaths are the paths below which the process says how it is.
+// processPaths are the paths on which the process describes its own state.
 func (s *Server) processPaths() []string {
 	paths := append(s.health.ListedPaths(), "/metrics", statusz.DefaultStatuszPath, "/version")
 	if s.config.Flagz != nil {
