@@ -36,8 +36,8 @@ func (s *Server) bind(t testing.TB, kind, name string) {
 		`"subjects":[{"kind":"` + kind + `","name":"` + name + `","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
 }
 
-// TestIssuersOfTokens: users whose tokens an issuer has signed have the rights of their names and groups, and a token
-// that is no good is 401 whatever else is configured.
+// TestIssuersOfTokens: a user whose token an issuer has signed has the rights of the token's name and groups. A bad
+// token is answered 401, whatever else is configured.
 func TestIssuersOfTokens(t *testing.T) {
 	theirs := accesstest.NewIssuer(t)
 	s := newServer(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}), func(c *Config) {
@@ -61,7 +61,7 @@ func TestIssuersOfTokens(t *testing.T) {
 	s.must(t, 200, list.as("root"))
 
 	version := request{method: "GET", path: "/version"}
-	s.must(t, 200, version) // anonymously, as RBAC grants
+	s.must(t, 200, version) // anonymously, as RBAC allows
 	s.must(t, 403, list)
 	s.must(t, 401, request{method: "GET", path: "/api/v1/namespaces/default/secrets"})
 	s.must(t, 401, version.bearing("another"))
@@ -70,7 +70,8 @@ func TestIssuersOfTokens(t *testing.T) {
 	require.ErrorContains(t, err, "--authorization-mode RBAC", "everybody would be an administrator")
 }
 
-// TestReviewedTokens: a token that nobody else knows is the webhook's to judge. What is slow there holds no place.
+// TestReviewedTokens: the webhook judges tokens that no other authenticator knows. A request that waits for it holds no
+// place.
 func TestReviewedTokens(t *testing.T) {
 	waiting, release := make(chan struct{}), make(chan struct{})
 	kubeconfig := accesstest.NewWebhook(t, func(r *http.Request, review map[string]any) bool {
@@ -107,7 +108,7 @@ func TestReviewedTokens(t *testing.T) {
 		done <- request{method: "POST", path: reviewsPath, body: `{"spec":{"token":"slow"}}`}.as("ann").do(t, s).code
 	}()
 	<-waiting
-	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("bob")) // there is one place
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("bob")) // there is only one place
 	close(release)
 	require.Equal(t, 201, <-done)
 }
@@ -119,8 +120,8 @@ func authorizationOf(t testing.TB, kubeconfig string) string {
 		`{"type":"RBAC","name":"rbac"}]}`, kubeconfig))
 }
 
-// TestAuthorizationWebhooks: a webhook denies what RBAC would grant, and grants what RBAC would not. A request that it
-// makes wait holds no place, and ends with its deadline.
+// TestAuthorizationWebhooks: a webhook denies requests that RBAC would allow, and allows requests that RBAC would not.
+// A request that waits for the webhook holds no place, and ends with its deadline.
 func TestAuthorizationWebhooks(t *testing.T) {
 	waiting, release := make(chan struct{}), make(chan struct{})
 	kubeconfig := accesstest.NewWebhook(t, func(r *http.Request, review map[string]any) bool {
@@ -152,7 +153,7 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	done := make(chan int, 1)
 	go func() { done <- request{method: "GET", path: configMaps + "/slow"}.as("ann").do(t, s).code }()
 	<-waiting
-	s.must(t, 403, list.as("bob")) // there is one place
+	s.must(t, 403, list.as("bob")) // there is only one place
 	close(release)
 	require.Equal(t, 404, <-done)
 
@@ -167,7 +168,7 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	require.ErrorContains(t, err, "missing")
 }
 
-// TestNothingIsLeftOfAQuestion: when issuers and webhooks have answered, no goroutine is left, nor a connection.
+// TestNothingIsLeftOfAQuestion: after issuers and webhooks have answered, no goroutine and no connection is left.
 func TestNothingIsLeftOfAQuestion(t *testing.T) {
 	theirs := accesstest.NewIssuer(t)
 	var connections atomic.Int64
@@ -196,8 +197,8 @@ func TestNothingIsLeftOfAQuestion(t *testing.T) {
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 }
 
-// TestWatchesEndWithTheirCredentials: a watch ends when the token or the certificate that opened it expires. Others go
-// on, and what has expired opens no new one.
+// TestWatchesEndWithTheirCredentials: a watch ends when the token or the certificate that opened it expires. Other
+// watches go on. Expired credentials open no new watch.
 func TestWatchesEndWithTheirCredentials(t *testing.T) {
 	if testing.Short() {
 		t.Skip("credentials expire in seconds")
@@ -247,7 +248,7 @@ func TestWatchesEndWithTheirCredentials(t *testing.T) {
 	require.Empty(t, forever)
 }
 
-// accountToken signs a token of a service account that expires at a time.
+// accountToken signs a token of a service account that expires at the given time.
 func accountToken(t testing.TB, key string, created answer, expiry time.Time) string {
 	t.Helper()
 	var account corev1.ServiceAccount

@@ -24,7 +24,7 @@ func pod(name, more string) request {
 	return request{method: "POST", path: pods, body: `{"metadata":{"name":"` + name + `"},"spec":{"containers":[{"name":"c","image":"i"}]` + more + `}}`}
 }
 
-// Admission reads what the last write said, without a pause between them.
+// Admission sees what the last write has changed, without a pause between them.
 func TestAdmission(t *testing.T) {
 	s := newServer(t)
 	missing := s.must(t, 404, request{method: "POST", path: "/api/v1/namespaces/nowhere/configmaps", body: `{"metadata":{"name":"x"}}`})
@@ -120,7 +120,7 @@ plugins:
 	}
 }
 
-// unread are the attributes of a request that no plugin may look into.
+// unread are the attributes of a request for a resource that plugins must not look into.
 type unread struct {
 	admission.Attributes
 	t      testing.TB
@@ -135,7 +135,7 @@ func (u unread) refuse() runtime.Object {
 	return nil
 }
 
-// What a plugin is spared, it would have left alone: it does not even look at it.
+// A plugin would leave alone every request that sparing keeps from it: it does not even look into the request.
 func TestPluginsJudgeNothingElse(t *testing.T) {
 	s := newServer(t)
 	groups, err := spec.Groups()

@@ -44,7 +44,8 @@ const (
 	flunders    = "/apis/wardle.example.com/v1/flunders"
 )
 
-// remoteServer is a small API server of 'flunders'. Like upstream's it believes only a proxy with a certificate.
+// remoteServer is a small API server of 'flunders'. Like upstream's, it trusts only a proxy that has the right
+// certificate.
 type remoteServer struct {
 	*httptest.Server
 	address   string
@@ -52,16 +53,16 @@ type remoteServer struct {
 	asked     atomic.Int64
 	// legacy is true for a server without aggregated discovery.
 	legacy atomic.Bool
-	// says is a path, and what is answered there instead.
+	// says is a path and the answer to give there.
 	says atomic.Pointer[[2]string]
-	// release lets '/held' be answered, held gets each request for it. gone gets each watch that ended.
+	// release lets requests for '/held' be answered. hold gets each such request. gone gets each watch that has ended.
 	release    func()
 	hold       chan struct{}
 	held, gone chan struct{}
 	events     chan string
 
 	mu   sync.Mutex
-	last *http.Request // by mu
+	last *http.Request // guarded by mu
 }
 
 func newRemoteServer(t *testing.T) *remoteServer {
@@ -84,11 +85,11 @@ func newRemoteServer(t *testing.T) *remoteServer {
 	r.StartTLS()
 	t.Cleanup(r.Close)
 	r.release = sync.OnceFunc(func() { close(r.hold) })
-	t.Cleanup(r.release) // before it closes, which waits for handlers
+	t.Cleanup(r.release) // before the server closes, which waits for handlers
 	return r
 }
 
-// sign signs a certificate. It and its key are PEM.
+// sign signs a certificate. It returns the certificate and its key as PEM.
 func (a authority) sign(t *testing.T, template *x509.Certificate) (certificate, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -105,7 +106,7 @@ func (a authority) pem() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// proxy gives a server the certificate that the remote server believes.
+// proxy gives a server the certificate that the remote server trusts.
 func (r *remoteServer) proxy(t *testing.T) func(*Config) {
 	folder := t.TempDir()
 	certificate, key := r.authority.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: "front-proxy"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
@@ -131,7 +132,7 @@ func (r *remoteServer) apiService(version string, priority int) string {
 		`"service":{"namespace":"default","name":"wardle"},"caBundle":"%s"}}`, version, version, priority, base64.StdEncoding.EncodeToString(r.authority.pem()))
 }
 
-// seen is the last request.
+// seen is the last request that the remote server got.
 func (r *remoteServer) seen() *http.Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,7 +242,7 @@ func (r *remoteServer) echo(w http.ResponseWriter) {
 	}
 }
 
-// sender sends requests as a user, and requires a code.
+// sender returns a function that sends requests as a user, and requires a code.
 func (s *Server) sender(t *testing.T, user string) func(int, request) answer {
 	return func(code int, r request) answer {
 		t.Helper()
@@ -249,8 +250,9 @@ func (s *Server) sender(t *testing.T, user string) func(int, request) answer {
 	}
 }
 
-// TestRequestsAreForwarded: a request for a remote version is authorized, and then reaches the remote server as from
-// its user, on any process from the next request on. What a client says of itself in headers does not reach it.
+// TestRequestsAreForwarded: a request for a remote version is authorized, and then reaches the remote server in its
+// user's name, on any process from the next request on. Headers in which a client claims to be somebody do not reach
+// it.
 func TestRequestsAreForwarded(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Authorization = Authorization{Mode: "RBAC"} })
@@ -286,7 +288,7 @@ func TestRequestsAreForwarded(t *testing.T) {
 	require.Empty(t, seen.Header.Values("Authorization"))
 	require.Equal(t, "a=b", seen.URL.Query().Get("labelSelector"))
 
-	// Bodies are nobody's business here, whatever they are.
+	// This server does not look at bodies, whatever they contain.
 	s.must(t, 404, request{method: "POST", path: flunders + "/y", body: "{not JSON", contentType: "application/json"}.as("ann"))
 	body, err := io.ReadAll(remote.seen().Body)
 	require.NoError(t, err)
@@ -306,13 +308,15 @@ func TestWhoIsForwardedByAnotherProcess(t *testing.T) {
 	other.must(t, 404, request{method: "GET", path: flunders})
 	remote.register(t, func(code int, r request) answer { return one.must(t, code, r) })
 	other.must(t, 200, request{method: "GET", path: flunders})
-	// A name that could be cut in two ways is the version's that it was made for.
+	// 'v1.wardle.example.com' could also mean version 'v1.wardle' of 'example.com', but the APIService says which it
+	// is.
 	asked := remote.asked.Load()
 	other.must(t, 404, request{method: "GET", path: "/apis/example.com/v1.wardle/flunders"})
 	require.Equal(t, asked, remote.asked.Load())
 }
 
-// TestAStrangerIsNotBelieved: without the proxy's certificate the remote server refuses, and its answer passes through.
+// TestAStrangerIsNotBelieved: without the proxy's certificate the remote server refuses requests, and clients get its
+// answer.
 func TestAStrangerIsNotBelieved(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t)
@@ -324,7 +328,7 @@ func TestAStrangerIsNotBelieved(t *testing.T) {
 	s.must(t, 401, request{method: "GET", path: flunders})
 }
 
-// TestRemoteDiscovery: discovery, plain and aggregated, and OpenAPI show what a remote server serves.
+// TestRemoteDiscovery: plain discovery, aggregated discovery and OpenAPI show what a remote server serves.
 func TestRemoteDiscovery(t *testing.T) {
 	for _, legacy := range []bool{false, true} {
 		t.Run(fmt.Sprintf("legacy=%v", legacy), func(t *testing.T) {
@@ -358,7 +362,8 @@ func TestRemoteDiscovery(t *testing.T) {
 	}
 }
 
-// TestRemoteOpenAPI: both OpenAPIs describe what a remote server serves, and no more of what it describes.
+// TestRemoteOpenAPI: both OpenAPI versions describe what a remote server serves, and nothing else that its document
+// has.
 func TestRemoteOpenAPI(t *testing.T) {
 	if testing.Short() {
 		t.Skip("decompresses large documents")
@@ -384,8 +389,8 @@ func TestRemoteOpenAPI(t *testing.T) {
 	require.Contains(t, send(200, request{method: "GET", path: "/openapi/v3/apis/wardle.example.com/v1?hash=ABC"}).body, "list flunders")
 }
 
-// TestMonstrousDocuments: what a remote server says of itself is measured before it is decoded. Decoders go as deep as
-// it does, until the stack of the process ends.
+// TestMonstrousDocuments: a remote server's documents are measured before they are decoded. A decoder recurses as deep
+// as the document nests, until the process's stack overflows.
 func TestMonstrousDocuments(t *testing.T) {
 	const deep = 300_000
 	for what, says := range map[string][2]string{
@@ -406,8 +411,8 @@ func TestMonstrousDocuments(t *testing.T) {
 	}
 }
 
-// TestARemoteServerThatIsDown: discovery says that the version is stale, and does not fail. Requests are 503. Nobody
-// waits for a server that was found to be down a moment ago.
+// TestARemoteServerThatIsDown: discovery says that the version is stale, and does not fail. Requests are answered 503.
+// Nobody waits for a server that was down a moment ago.
 func TestARemoteServerThatIsDown(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t))
@@ -428,7 +433,7 @@ func TestARemoteServerThatIsDown(t *testing.T) {
 	require.Contains(t, got.object(t)["message"], "connection refused")
 	require.Empty(t, got.header.Get("Retry-After"))
 
-	// Without endpoints, and with those that must not be called.
+	// Without endpoints, and with endpoints that must not be called.
 	slice := "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 	send(200, request{method: "DELETE", path: slice + "/wardle-1"})
 	require.Contains(t, send(503, request{method: "GET", path: flunders}).body, "no endpoints available")
@@ -440,8 +445,8 @@ func TestARemoteServerThatIsDown(t *testing.T) {
 	require.Equal(t, apidiscoveryv2.DiscoveryFreshnessStale, freshness().Freshness)
 }
 
-// TestDiscoveryWaitsForNobody: a remote server that accepts connections and says nothing delays discovery by a short
-// while, once, and no place is held meanwhile.
+// TestDiscoveryWaitsForNobody: a remote server that accepts connections and does not answer delays discovery only once
+// and briefly. The request holds no place meanwhile.
 func TestDiscoveryWaitsForNobody(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a silent server")
@@ -460,14 +465,14 @@ func TestDiscoveryWaitsForNobody(t *testing.T) {
 	require.Less(t, time.Since(began), 9*time.Second, "one of a hundred waits")
 }
 
-// TestAnAnswerThatBreaksOff: a client sees that it is not whole, and the place is given back.
+// TestAnAnswerThatBreaksOff: the client notices that the answer is not complete, and the request's place is given back.
 func TestAnAnswerThatBreaksOff(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = RequestLimits{InFlight: 1} })
 	remote.register(t, s.sender(t, "root"))
 	listener := httptest.NewServer(s)
 	defer listener.Close()
-	for range 200 { // more than may wait
+	for range 200 { // more requests than may wait
 		r, err := http.NewRequestWithContext(t.Context(), "GET", listener.URL+flunders+"/cut", nil)
 		require.NoError(t, err)
 		r.Header.Set("Authorization", "Bearer ann-token")
@@ -482,8 +487,8 @@ func TestAnAnswerThatBreaksOff(t *testing.T) {
 	s.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 }
 
-// TestRemoteWatch: events pass as they come. The watch ends there when the client leaves here, and has a clean end when
-// this process stops.
+// TestRemoteWatch: events reach the client as they come. The remote watch ends when the client leaves. The client's
+// watch ends cleanly when this process stops.
 func TestRemoteWatch(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withFeed(t))
@@ -528,7 +533,7 @@ func TestRemoteWatch(t *testing.T) {
 	}
 }
 
-// TestAFunctionRedirectsRemoteWatches as it does all others.
+// TestAFunctionRedirectsRemoteWatches: a function redirects a remote watch as it does all other watches.
 func TestAFunctionRedirectsRemoteWatches(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), func(c *Config) { c.WatcherURL = "https://watcher.example.com" })
@@ -538,7 +543,7 @@ func TestAFunctionRedirectsRemoteWatches(t *testing.T) {
 	require.Equal(t, "https://watcher.example.com"+flunders+"?watch=true", got.header.Get("Location"))
 }
 
-// TestRemoteUpgrade: a stream in both directions passes, and ends when this process stops.
+// TestRemoteUpgrade: a stream in both directions is passed on, and ends when this process stops.
 func TestRemoteUpgrade(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t))
@@ -568,8 +573,8 @@ func TestRemoteUpgrade(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
-// TestASlowRemoteServerHoldsNoPlace: while a remote server lets a user wait, others are served, though there is one
-// place. The request ends with its deadline.
+// TestASlowRemoteServerHoldsNoPlace: while one user waits for a remote server, other users are served, though there is
+// only one place. The waiting request ends with its deadline.
 func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = RequestLimits{InFlight: 1, Mutating: 1, Timeout: 20 * time.Second} })
@@ -585,7 +590,7 @@ func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"b"}}`}.as("bob"))
 	s.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 	s.must(t, 504, request{method: "GET", path: flunders + "/held?timeout=100ms"}.as("ann"))
-	// The lifecycle, too, can stop waiting.
+	// The lifecycle's own requests can stop waiting, too.
 	<-remote.held
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-remote.held; cancel() }()
@@ -599,7 +604,7 @@ func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	require.Equal(t, 200, <-done)
 }
 
-// TestAvailability: what the lifecycle writes about a remote server is what upstream's controller would.
+// TestAvailability: the lifecycle writes the same about a remote server as upstream's controller.
 func TestAvailability(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t))
@@ -627,8 +632,8 @@ func TestAvailability(t *testing.T) {
 	require.Equal(t, "ServiceNotFound", check(443))
 }
 
-// TestLocalAPIServices: the built-in versions are registered as in kube-apiserver, and nobody can give away what this
-// server serves.
+// TestLocalAPIServices: the built-in versions are registered as in kube-apiserver, and nobody can give away a version
+// that this server serves.
 func TestLocalAPIServices(t *testing.T) {
 	s := bootstrapped(t)
 	send := func(code int, r request) answer { return s.must(t, code, r) }
@@ -665,7 +670,7 @@ func TestLocalAPIServices(t *testing.T) {
 	send(503, request{method: "GET", path: "/apis/apps/v9/deployments"})
 }
 
-// TestTrustIsPublished: remote servers can learn whom to believe. What other processes have published stays, and
+// TestTrustIsPublished: remote servers can learn which proxies to trust. Entries of other processes stay, and
 // publishing again writes nothing.
 func TestTrustIsPublished(t *testing.T) {
 	s := bootstrapped(t)
@@ -699,7 +704,7 @@ func TestTrustIsPublished(t *testing.T) {
 	require.ErrorContains(t, s.Publish(t.Context(), aggregation.Trust{RequestHeaderCAFile: "missing"}), "missing")
 }
 
-// TestProxyCertificateRotates: a new certificate is shown with the next connection.
+// TestProxyCertificateRotates: the next connection uses the new certificate.
 func TestProxyCertificateRotates(t *testing.T) {
 	remote := newRemoteServer(t)
 	var files Config
@@ -712,7 +717,7 @@ func TestProxyCertificateRotates(t *testing.T) {
 	write := func(certificate, key []byte) {
 		require.NoError(t, os.WriteFile(files.ProxyClientCertFile, certificate, 0o600))
 		require.NoError(t, os.WriteFile(files.ProxyClientKeyFile, key, 0o600))
-		old := time.Now().Add(-time.Minute) // nobody is still writing them
+		old := time.Now().Add(-time.Minute) // files that were just written are left alone for a second
 		require.NoError(t, os.Chtimes(files.ProxyClientCertFile, old, old))
 		require.NoError(t, os.Chtimes(files.ProxyClientKeyFile, old, old))
 	}

@@ -20,7 +20,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// auditPolicy is a file: everything of ConfigMaps is recorded, nothing of '/version', and of all else who did it.
+// auditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
 func auditPolicy(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "policy.yaml")
@@ -35,7 +35,7 @@ rules:
 	return path
 }
 
-// recording writes records to a file. The function returns what was recorded since its last call.
+// recording makes a server write records to a file. records returns those since its last call.
 func recording(t testing.TB) (change func(*Config), records func() []auditv1.Event) {
 	t.Helper()
 	audit := Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
@@ -59,7 +59,7 @@ func recordsIn(t testing.TB, r io.Reader) (records []auditv1.Event) {
 	return records
 }
 
-// told is what a record says in short.
+// told sums up a record in one line.
 func told(e auditv1.Event) string {
 	code := int32(0)
 	if e.ResponseStatus != nil {
@@ -75,8 +75,8 @@ func allTold(records []auditv1.Event) (all []string) {
 	return all
 }
 
-// TestAudit: every request that the policy names is recorded, the refused ones too, with the id that its answer has and
-// its event in the log.
+// TestAudit: every request that the policy names is recorded, refused ones too. The record has the id that the answer
+// and the event in the log have.
 func TestAudit(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, withTokens(t), change, func(c *Config) {
@@ -131,8 +131,7 @@ func TestAudit(t *testing.T) {
 	require.Empty(t, records())
 }
 
-// TestAuditOfLoopback: a request through the loopback has a record and an id of its own, and leaves its caller's as it
-// was.
+// TestAuditOfLoopback: a request through the loopback has its own record and id, and does not change its caller's.
 func TestAuditOfLoopback(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -157,7 +156,7 @@ func TestAuditOfLoopback(t *testing.T) {
 	require.Equal(t, []string{"outer", inner, inner, "outer"}, ids)
 }
 
-// TestAuditOfWatches: a watch has a record when it comes, when its stream begins, and when it ends.
+// TestAuditOfWatches: a watch is recorded when its request arrives, when its stream begins, and when it ends.
 func TestAuditOfWatches(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, withFeed(t), change)
@@ -175,7 +174,7 @@ func TestAuditOfWatches(t *testing.T) {
 	require.Equal(t, []string{"ResponseComplete system:admin watch 200"}, allTold(records()))
 }
 
-// TestAuditOfPanics: a request that panics has a record that says why, and one of its answer, unless that had begun.
+// TestAuditOfPanics: a request that panics has a record with the reason, and one of its answer, unless that had begun.
 func TestAuditOfPanics(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -196,7 +195,7 @@ func TestAuditOfPanics(t *testing.T) {
 	require.Empty(t, records())
 }
 
-// TestAuditOfAdmission: what admission says of a request is in its record.
+// TestAuditOfAdmission: the record of a request has what admission says about it.
 func TestAuditOfAdmission(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -215,7 +214,7 @@ func TestAuditOfAdmission(t *testing.T) {
 	require.Contains(t, got[1].Annotations["pod-security.kubernetes.io/audit-violations"], "restricted")
 }
 
-// TestAuditLogMayBeMoved: after the file was moved away, records go to a new one.
+// TestAuditLogMayBeMoved: after the file was moved away, records go to a new file.
 func TestAuditLogMayBeMoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	s := newServer(t, func(c *Config) { c.Audit = Audit{PolicyFile: auditPolicy(t), LogPath: path, LogFormat: "legacy"} })
@@ -233,12 +232,12 @@ func TestAuditLogMayBeMoved(t *testing.T) {
 	require.Zero(t, info.Mode().Perm()&0o077)
 }
 
-// auditReceiver is a webhook that gets records.
+// auditReceiver is a webhook that receives records.
 type auditReceiver struct {
 	*httptest.Server
 	mu     sync.Mutex
-	events []auditv1.Event // by mu
-	refuse bool            // by mu
+	events []auditv1.Event // guarded by mu
+	refuse bool            // guarded by mu
 }
 
 func newAuditReceiver(t testing.TB) *auditReceiver {
@@ -258,7 +257,7 @@ func newAuditReceiver(t testing.TB) *auditReceiver {
 	return a
 }
 
-// kubeconfig is a file that leads to the receiver.
+// kubeconfig writes a kubeconfig for the receiver.
 func (a *auditReceiver) kubeconfig(t testing.TB) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -276,7 +275,7 @@ current-context: audit
 	return path
 }
 
-// received are the records since the last call.
+// received returns the records since the last call.
 func (a *auditReceiver) received() []auditv1.Event {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -291,8 +290,8 @@ func (a *auditReceiver) refuses(refuse bool) {
 	a.refuse = refuse
 }
 
-// TestAuditWebhook: records are posted before the request goes on. If that fails, the request is served, or in strict
-// mode is not; and it is not tried again.
+// TestAuditWebhook: records are posted before the request goes on, and only once. If the post fails, the request is
+// served, or in strict mode refused.
 func TestAuditWebhook(t *testing.T) {
 	for _, mode := range []string{"", "blocking", "blocking-strict"} {
 		t.Run(mode, func(t *testing.T) {
@@ -322,7 +321,7 @@ func TestAuditWebhook(t *testing.T) {
 	}
 }
 
-// TestAuditFlags: what makes no sense together is refused, with the flags to give.
+// TestAuditFlags: flags that do not fit together are refused, and the error names the flags to give.
 func TestAuditFlags(t *testing.T) {
 	for message, a := range map[string]Audit{
 		"need --audit-policy-file": {LogPath: "-"},

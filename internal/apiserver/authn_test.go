@@ -50,8 +50,8 @@ func (a authority) until(t *testing.T, expiry time.Time, name string, groups ...
 	return cert
 }
 
-// A certificate that the authority signed identifies a client. A client with another certificate needs a good token. A
-// client with only bad credentials is refused; it is not anonymous.
+// A certificate that the authority signed identifies a client. A client with another certificate needs a valid token. A
+// client that shows only bad credentials is refused, and does not become anonymous.
 func TestClientCertificates(t *testing.T) {
 	ours := newAuthority(t)
 	folder := t.TempDir()
@@ -92,8 +92,8 @@ func TestAuthenticationConfiguration(t *testing.T) {
 	require.ErrorContains(t, err, "Wishful")
 }
 
-// A token file is refused if it would lock everybody out or
-// let a token change hands unseen. The message holds no token.
+// A token file is refused if it would lock everybody out, or give a user's token to another one unnoticed. The message
+// contains no token.
 func TestTokenFilesThatMakeNoSense(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	for content, says := range map[string]string{

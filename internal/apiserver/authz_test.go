@@ -39,7 +39,7 @@ func (r request) with(name, value string) request {
 // withTokens gives root, ann and bob tokens; root is in system:masters.
 func withTokens(t testing.TB) func(*Config) { return withUsers(t, "ann", "bob") }
 
-// withUsers gives tokens to users and to root, who is in system:masters. Groups follow a user's name: 'ann,red,blue'.
+// withUsers gives tokens to users and to root, who is in system:masters. 'ann,red,blue' is user ann in two groups.
 func withUsers(t testing.TB, users ...string) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	var lines strings.Builder
@@ -55,7 +55,7 @@ func withUsers(t testing.TB, users ...string) func(*Config) {
 	return func(c *Config) { c.Authentication.TokenFile = path }
 }
 
-// newGuarded serves with tokens and RBAC.
+// newGuarded makes a server with tokens and RBAC.
 func newGuarded(t testing.TB) *Server {
 	return newServer(t, withTokens(t), func(c *Config) { c.Authorization = Authorization{Mode: "RBAC"} })
 }
@@ -113,8 +113,8 @@ func TestWhoAmI(t *testing.T) {
 	require.NotNil(t, fieldOf(rules.object(t), "status.resourceRules"))
 }
 
-// TestWatchOfUnreadableRules: a watch ends, and neither shows stored rules nor harms the process, when it cannot read
-// the rules that a ClusterRole gets of others. Its client goes on elsewhere.
+// TestWatchOfUnreadableRules: if a process cannot read the rules that a ClusterRole gets from others, a watch ends. It
+// does not send the stored rules, and the process survives. The client resumes at another process.
 func TestWatchOfUnreadableRules(t *testing.T) {
 	log, shared := eventlogtest.Log(t), memory.Strict(t)
 	process := func(bucket bucket.Bucket) *Server {
@@ -134,7 +134,7 @@ func TestWatchOfUnreadableRules(t *testing.T) {
 	require.NoError(t, err)
 
 	open := func() int { return int(measured(t, "logplane_watches").GetGauge().GetValue()) }
-	for _, watches := range []int{1, 4} { // 4 share what they send
+	for _, watches := range []int{1, 4} { // 4 watches share what they send
 		unreadable := &unreadableBucket{Bucket: shared}
 		cold, others := process(unreadable), open()
 		ended := make(chan string, watches)
@@ -152,7 +152,7 @@ func TestWatchOfUnreadableRules(t *testing.T) {
 	}
 }
 
-// unreadableBucket refuses ranges while it fails.
+// unreadableBucket refuses to read ranges while fails is set.
 type unreadableBucket struct {
 	bucket.Bucket
 	fails atomic.Bool
@@ -191,7 +191,7 @@ func TestAggregatedClusterRoles(t *testing.T) {
 	require.Contains(t, got.body, `"configmaps"`, "clients see the aggregated rules")
 	require.Contains(t, s.must(t, 200, request{method: "GET", path: rbacPath + "/clusterroles"}.as("root")).body, `"name":"circle"`)
 
-	// bob may bind roles, but not one whose aggregated rules he does not have.
+	// bob may bind roles, but not a role whose aggregated rules he does not have himself.
 	s.must(t, 201, role("binder", "none", "", `{"apiGroups":["rbac.authorization.k8s.io"],"resources":["rolebindings"],"verbs":["create"]}`))
 	s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"bob"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"binder"},"subjects":[{"kind":"User","name":"bob","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
 	s.must(t, 403, request{method: "POST", path: rbacPath + "/namespaces/default/rolebindings", body: `{"metadata":{"name":"mine"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"outer"},"subjects":[{"kind":"User","name":"bob","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("bob"))
@@ -218,7 +218,7 @@ func TestLoopbackOnly(t *testing.T) {
 	} {
 		require.Equal(t, c.allowed, checkLoopbackHost(&http.Request{Host: c.host, Header: originHeader(c.origin)}) == nil, "%v", c)
 	}
-	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // what a proxy says
+	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // what a proxy adds
 		require.Equal(t, allowed, checkLoopbackHost(&http.Request{Host: "localhost", Header: http.Header{"X-Forwarded-For": {from}}}) == nil, from)
 	}
 	s.must(t, 200, request{method: "GET", path: configMaps})

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// BenchmarkCluster measures what each further cluster costs a process: the
-// time of New and of its first requests, and the memory that stays in use.
+// BenchmarkCluster measures what each further cluster costs a process: the time of New and of the first requests, and
+// the memory that stays in use.
 func BenchmarkCluster(b *testing.B) {
 	for _, c := range []struct {
 		name  string
@@ -58,8 +58,8 @@ func BenchmarkCluster(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstCustomResource is what a new process does for its first GET of a custom resource, but for what Go and
-// upstream's packages do once in a process.
+// BenchmarkFirstCustomResource measures a new process's first GET of a custom resource, without what Go and upstream's
+// packages do only once in a process.
 func BenchmarkFirstCustomResource(b *testing.B) {
 	cell := newCell(b)
 	first, err := New(Config{Cell: cell})
@@ -77,7 +77,7 @@ func BenchmarkFirstCustomResource(b *testing.B) {
 	}
 }
 
-// BenchmarkRequest is the cost of one request of a warm server.
+// BenchmarkRequest measures one request to a warm server.
 func BenchmarkRequest(b *testing.B) {
 	s := newServer(b)
 	s.must(b, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"},"data":{"a":"b"}}`})
@@ -86,7 +86,7 @@ func BenchmarkRequest(b *testing.B) {
 			request{method: "GET", path: configMaps + "/x"}.do(b, s)
 		}
 	})
-	made := 0 // names are not used again where a benchmark runs more than once
+	made := 0 // names are not used again if a benchmark runs more than once
 	b.Run("Create", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -94,7 +94,7 @@ func BenchmarkRequest(b *testing.B) {
 			s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c%d"},"data":{"a":"%01000d"}}`, made, made)})
 		}
 	})
-	b.Run("Update", func(b *testing.B) { // of all that was read, as clients do it, and of many objects in turn
+	b.Run("Update", func(b *testing.B) { // sends back the whole object, as clients do, for many objects in turn
 		texts := [2]string{strings.Repeat("some text ", 90), strings.Repeat("SOME TEXT ", 90)}
 		objects := make([]string, 200)
 		for i := range objects {
@@ -120,8 +120,8 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
-// BenchmarkRBAC is the cost of one request by a user whose rights come from a
-// binding. The cluster also has the bindings that every cluster begins with.
+// BenchmarkRBAC measures one request of a user whose rights come from a binding. The cluster also has the bindings that
+// every cluster begins with.
 func BenchmarkRBAC(b *testing.B) {
 	s := newGuarded(b)
 	require.NoError(b, s.Bootstrap(b.Context()))
@@ -131,9 +131,9 @@ func BenchmarkRBAC(b *testing.B) {
 	}
 }
 
-// rbacLoad is a server with three users and many rules. Ann's namespace has a RoleBinding
-// for ann and n more, each for another user. There are also 1,000 ClusterRoleBindings, each
-// for another user. Bob has a namespace with one binding, and cid may read everywhere.
+// rbacLoad makes a server with three users and many rules. Ann's namespace has a RoleBinding for ann and n more, each
+// for another user. There are also 1,000 ClusterRoleBindings, each for another user. Bob has a namespace with one
+// binding, and cid may read everywhere.
 func rbacLoad(b *testing.B, n int) *Server {
 	path := filepath.Join(b.TempDir(), "tokens.csv")
 	require.NoError(b, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\ncid-token,cid,4\n"), 0o600))
@@ -157,12 +157,12 @@ func rbacLoad(b *testing.B, n int) *Server {
 		bind("/namespaces/ann/rolebindings", fmt.Sprintf("many-%d", i), fmt.Sprintf("nobody-%d", i), "view")
 	}
 	bind("/clusterrolebindings", "cid", "cid", "view")
-	s.must(b, 200, request{method: "GET", path: configMaps}.as("root")) // the authorizer has read everything before the benchmark
+	s.must(b, 200, request{method: "GET", path: configMaps}.as("root")) // makes the authorizer read everything before the benchmark
 	return s
 }
 
-// BenchmarkRBACBesideMany measures GETs by one tenant, by another and by a user with rights in the whole cluster, in
-// turn, while the first tenant's namespace has many RoleBindings. It also measures the authorizer's decision alone.
+// BenchmarkRBACBesideMany measures GETs of three users in turn: of ann, whose namespace has many RoleBindings, of bob,
+// and of cid, who has rights in the whole cluster. It also measures the authorizer's decision alone.
 func BenchmarkRBACBesideMany(b *testing.B) {
 	for _, n := range []int{0, 100, 4300} {
 		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {
@@ -204,8 +204,8 @@ func liveBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// BenchmarkList is a list of 10,000 objects of 1 KiB: by pieces that are kept, by pieces that are not, and encoded as a
-// whole.
+// BenchmarkList measures a list of 10,000 objects of 1 KiB: from cached pieces, from pieces that are made anew, and
+// encoded as a whole.
 func BenchmarkList(b *testing.B) {
 	pieces, whole := bothWays(b)
 	cell := pieces.config.Cell

@@ -16,8 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// TestBodiesAreReadWhole: a body is read whole, whatever its length,
-// whether it was announced or not, and in whatever pieces it arrives.
+// TestBodiesAreReadWhole: a body is read whole, whatever its length, whether the length was announced or not, and in
+// whatever parts it arrives.
 func TestBodiesAreReadWhole(t *testing.T) {
 	const allowed = 100_000
 	all := newBodies(64 << 20)
@@ -48,8 +48,8 @@ func TestBodiesAreReadWhole(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodiesAreBounded: one user's bodies hold at most a share, and all bodies
-// together at most the limit. Bytes that were only announced do not count.
+// TestBodiesAreBounded: one user's bodies hold at most a share, and all bodies together at most the limit. Bytes that
+// were only announced do not count.
 func TestBodiesAreBounded(t *testing.T) {
 	all := newBodies(64 << 20)
 	receive := func(user string, n int) (*body, error) {
@@ -83,8 +83,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodyThatDoesNotArrive: a request is 408 if its body does not arrive in time,
-// and it never takes a place. Other requests on the same HTTP/2 connection go on.
+// TestBodyThatDoesNotArrive: a request is answered 408 if its body does not arrive in time, and never takes a place.
+// Other requests on the same HTTP/2 connection go on.
 func TestBodyThatDoesNotArrive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -146,7 +146,7 @@ func TestHeavyWritesTakeTurns(t *testing.T) {
 	s.must(t, 404, copying.as("bob"))
 }
 
-// TestTurnsOfRequestsThatEnded: a transaction whose deadline passes before it takes its turn has none afterwards.
+// TestTurnsOfRequestsThatEnded: a transaction whose deadline passes before it gets a turn does not get one afterwards.
 func TestTurnsOfRequestsThatEnded(t *testing.T) {
 	s := newServer(t, withTokens(t))
 	var all []string
@@ -184,8 +184,8 @@ func takeTurns(t *testing.T, s *Server, user string) {
 	}
 }
 
-// TestExempt: members of system:masters are served even if no
-// place is free. Where everybody is a member, nobody is exempt.
+// TestExempt: members of system:masters are served even if no place is free. If everybody is a member, nobody is
+// exempt.
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		s := newServer(t, func(c *Config) {

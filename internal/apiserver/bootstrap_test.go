@@ -32,13 +32,13 @@ func bootstrapped(t testing.TB, change ...func(*Config)) *Server {
 	return s
 }
 
-// TestBootstrapSaysWhoItIs: what every cluster has was written by 'init'.
+// TestBootstrapSaysWhoItIs: the objects that every cluster has name 'init' as their author.
 func TestBootstrapSaysWhoItIs(t *testing.T) {
 	s := bootstrapped(t)
 	require.Equal(t, eventlog.Author{User: "system:logplane:init"}, s.lastEvent(t).Author)
 }
 
-// eventsOf counts the events of each resource in the log, barriers left out.
+// eventsOf counts the events of each resource in the log, without barriers.
 func eventsOf(t testing.TB, s *Server) map[string]int {
 	t.Helper()
 	ctx := context.Background()
@@ -92,8 +92,8 @@ func TestBootstrapAtOnce(t *testing.T) {
 	require.Equal(t, 4, eventsOf(t, s)["namespaces"], "each object is added once")
 }
 
-// TestBootstrapObjectsAreValid puts every object back unchanged. It must pass validation.
-// Nothing is appended, because the registry encodes it to the bytes that are stored.
+// TestBootstrapObjectsAreValid puts every object back unchanged, which must pass validation. Nothing is appended,
+// because the registry encodes each object to the stored bytes.
 func TestBootstrapObjectsAreValid(t *testing.T) {
 	s := bootstrapped(t)
 	before := eventsOf(t, s)
@@ -139,7 +139,8 @@ func lastSlash(s string) int {
 	return -1
 }
 
-// TestBootstrapAgain: what a user deleted stays deleted within one version, and comes back with the next.
+// TestBootstrapAgain: an object that a user deleted stays deleted within one version, and comes back with the next
+// version.
 func TestBootstrapAgain(t *testing.T) {
 	s := bootstrapped(t)
 	roles := s.client.RbacV1().ClusterRoles()
@@ -163,13 +164,14 @@ func TestBootstrapAgain(t *testing.T) {
 	require.NotEmpty(t, edit.Rules, "a role gets back what it misses")
 }
 
-// forgetBootstrap makes the marker say another version.
+// forgetBootstrap changes the version in the marker that Bootstrap leaves.
 func forgetBootstrap(t *testing.T, s *Server) {
 	t.Helper()
 	s.store(t, schema.GroupResource{Group: "logplane.dev", Resource: "bootstraps"}, "/logplane.dev/bootstraps", "kubernetes", "text/plain", []byte("an older version"))
 }
 
-// TestBootstrapManagedFields: what bootstrap writes says who manages it, as if kube-apiserver had written it.
+// TestBootstrapManagedFields: the objects that Bootstrap writes have the managed fields that kube-apiserver would
+// write.
 func TestBootstrapManagedFields(t *testing.T) {
 	s := bootstrapped(t)
 	managers := func(path string) (all []string) {
@@ -191,7 +193,8 @@ func TestBootstrapManagedFields(t *testing.T) {
 			`kubernetes-service-cidr-controller Apply networking.k8s.io/v1 status {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`,
 			`kube-apiserver Update networking.k8s.io/v1  {"f:spec":{"f:cidrs":{}}}`,
 		},
-		// Nobody manages what the registry allocates. The address is asked for; its family is allocated.
+		// Nobody manages fields that the registry allocates. Bootstrap sets the address; the registry allocates its
+		// family.
 		"/api/v1/namespaces/default/services/kubernetes": {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:component":{},"f:provider":{}}},"f:spec":{"f:clusterIP":{},"f:internalTrafficPolicy":{},"f:ipFamilyPolicy":{},"f:ports":{".":{},"k:{\"port\":443,\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:sessionAffinity":{},"f:type":{}}}`},
 		"/api/v1/namespaces/kube-system":                 {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:kubernetes.io/metadata.name":{}}}}`},
 	} {
@@ -199,7 +202,7 @@ func TestBootstrapManagedFields(t *testing.T) {
 	}
 }
 
-// TestBootstrapAggregates: the three user-facing roles have the rules of the roles that they are made of.
+// TestBootstrapAggregates: the three user-facing roles have the rules of the roles that they aggregate.
 func TestBootstrapAggregates(t *testing.T) {
 	s := bootstrapped(t)
 	for _, name := range []string{"admin", "edit", "view"} {
@@ -220,7 +223,7 @@ func BenchmarkBootstrap(b *testing.B) {
 	}
 }
 
-// TestAClusterThatNobodyMade: a misspelled name is noticed when somebody deploys and when somebody writes.
+// TestAClusterThatNobodyMade: a misspelled cluster name is noticed by the readiness check and by the first write.
 func TestAClusterThatNobodyMade(t *testing.T) {
 	cell := newCell(t)
 	cell.Cluster = "mian"

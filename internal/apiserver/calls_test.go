@@ -40,16 +40,16 @@ import (
 	"github.com/logplane/logplane/watcher/doorbell"
 )
 
-// peer is a server that is called, at an own address of this machine. It answers '{}' until it has a fault.
+// peer is a server that a Server calls, at an address of its own on this machine. It answers '{}' until a fault is set.
 type peer struct {
 	*httptest.Server
-	plain *httptest.Server // the same by plain HTTP
+	plain *httptest.Server // the same server by plain HTTP
 	fault atomic.Pointer[string]
 
 	asked       chan *http.Request
-	begun, left chan struct{} // get each call that has half an answer, and each that was stalled and has ended
+	begun, left chan struct{} // begun gets each call with half an answer, left each stalled call that has ended
 	sent        atomic.Int64  // bytes of answers
-	moved       atomic.Int64  // calls that went where the peer redirects to
+	moved       atomic.Int64  // calls that followed the peer's redirect
 }
 
 const service = `{"namespace":"default","name":"peer"}`
@@ -77,7 +77,7 @@ func newPeer(t *testing.T) *peer {
 
 func (p *peer) set(fault string) { p.fault.Store(&fault) }
 
-// begin sets a fault, and forgets who has called until now.
+// begin sets a fault, and forgets the calls so far.
 func (p *peer) begin(fault string) {
 	for len(p.asked) > 0 {
 		<-p.asked
@@ -85,7 +85,7 @@ func (p *peer) begin(fault string) {
 	p.set(fault)
 }
 
-// bomb is a mebibyte that is a gibibyte when it is unpacked.
+// bomb is a mebibyte that decompresses to a gibibyte.
 var bomb = sync.OnceValue(func() []byte {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -135,14 +135,14 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// at is how an object names the peer by its URL, and service how it does by a Service. Both have its authorities.
+// at names the peer in an object by its URL, and service by a Service. Both contain the peer's authority.
 func (p *peer) at() string      { return `{"url":"` + p.URL + `",` + p.bundle() + `}` }
 func (p *peer) service() string { return `{"service":` + service + `,` + p.bundle() + `}` }
 func (p *peer) bundle() string {
 	return `"caBundle":"` + base64.StdEncoding.EncodeToString([]byte(accesstest.AuthorityOf(p.Server))) + `"`
 }
 
-// serve makes a Service whose endpoint the peer is.
+// serve makes a Service whose endpoint is the peer.
 func (p *peer) serve(t *testing.T, s *Server, name string) {
 	host, port, err := net.SplitHostPort(p.Listener.Addr().String())
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func (p *peer) serve(t *testing.T, s *Server, name string) {
 		`"addressType":"IPv4","ports":[{"name":"","port":` + port + `}],"endpoints":[{"addresses":["` + host + `"]}]}`, loopback: true})
 }
 
-// node makes a Node at an address, and a Pod there.
+// node makes a Node at an address, and a Pod on it.
 func (s *Server) node(t *testing.T, name, host, port string) {
 	s.must(t, 201, request{method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"` + name + `"},"status":{"addresses":[{"type":"InternalIP","address":"` + host + `"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":` + port + `}}}}`, loopback: true})
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"` + name + `"},"spec":{"nodeName":"` + name + `","containers":[{"name":"c","image":"i"}]}}`, loopback: true})
@@ -178,8 +178,9 @@ var remoteThings = func(p *peer) string {
 	return `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1","groupPriorityMinimum":10,"versionPriority":10,"service":` + service + `,` + p.bundle() + `}}`
 }
 
-// callers are all who are called, by what. Set makes a server that calls the peer when it is asked; its answer has one
-// of the codes, whatever the peer does. What streams passes on what the peer says, and has no end of its own.
+// callers are all the ways in which this program calls another server, by the server that is called. set returns a
+// function that makes such a call to the peer; it returns one of the codes, whatever the peer does. If streams is true,
+// the server passes on what the peer sends, without a bound of its own.
 var callers = map[string]struct {
 	codes   []int
 	streams bool
@@ -246,7 +247,7 @@ var callers = map[string]struct {
 			bell.Work()
 			first := <-p.asked
 			bell.Work()
-			<-p.asked // the first has ended
+			<-p.asked // the first call has ended
 			p.asked <- first
 			stop()
 			assert.NoError(t, <-done)
@@ -291,8 +292,8 @@ func (p *peer) kubelet(t *testing.T) *Server {
 	return s
 }
 
-// TestCalls: whoever is called, what a request holds goes nowhere else, and no answer takes more memory than it may,
-// compressed or not.
+// TestCalls: no call follows a redirect with the contents of a request, and no answer, compressed or not, takes more
+// memory than it may.
 func TestCalls(t *testing.T) {
 	for who, caller := range callers {
 		faults := []string{"redirects to http", "redirects to https"}
@@ -321,12 +322,12 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestCallsThatStall: a call ends, whoever is called, also if the peer does not end its answer.
+// TestCallsThatStall: every kind of call ends, even if the peer does not end its answer.
 func TestCallsThatStall(t *testing.T) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for who, caller := range callers {
-		if caller.streams || testing.Short() && strings.Contains(who, "conversion") { // which has half a minute upstream, too
+		if caller.streams || testing.Short() && strings.Contains(who, "conversion") { // upstream's conversion has half a minute, too
 			continue
 		}
 		for _, fault := range []string{"stalls", "begins and stalls"} {
@@ -341,7 +342,7 @@ func TestCallsThatStall(t *testing.T) {
 	}
 }
 
-// TestAHalfAnswerHoldsNoPlace: a request whose webhook has begun to answer leaves its place to others.
+// TestAHalfAnswerHoldsNoPlace: a request gives its place to others while its webhook is in the middle of an answer.
 func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
 	p := newPeer(t)
 	s := newServer(t, withTokens(t), func(c *Config) {
@@ -354,14 +355,14 @@ func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
 		asked <- request{method: "POST", path: reviewsPath, body: `{"spec":{"token":"x"}}`}.as("ann").do(t, s).code
 	}()
 	<-p.begun
-	for len(p.left) == 0 { // one is asked while the rest of the answer is waited for
+	for len(p.left) == 0 { // until a webhook is asked while the rest of the answer is awaited
 		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x"}}`}.as("bob"))
 	}
 	<-asked
 }
 
-// TestNoAddressOfThisMachine: where others reach the server, an object that names an address of this machine, or a name
-// of such, is not called.
+// TestNoAddressOfThisMachine: if other machines reach the server, it does not call an object's address on this machine,
+// nor a name that stands for one.
 func TestNoAddressOfThisMachine(t *testing.T) {
 	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
 	t.Cleanup(local.Close)
@@ -389,7 +390,7 @@ func TestNoAddressOfThisMachine(t *testing.T) {
 	require.Contains(t, s.must(t, 500, request{method: "GET", path: "/api/v1/namespaces/default/pods/n/log"}).body, says)
 }
 
-// TestNamesThatChange: an address counts when it is called, whatever its name meant when it was checked.
+// TestNamesThatChange: an address is checked when it is called, whatever the name meant when it was checked before.
 func TestNamesThatChange(t *testing.T) {
 	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
 	t.Cleanup(local.Close)
@@ -399,7 +400,7 @@ func TestNamesThatChange(t *testing.T) {
 	before := net.DefaultResolver
 	t.Cleanup(func() { net.DefaultResolver = before })
 	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-		ours, theirs := net.Pipe() // as by TCP, each message after its length
+		ours, theirs := net.Pipe() // as over TCP: each message follows its length
 		go func() {
 			defer ours.Close()
 			var length [2]byte
@@ -439,7 +440,7 @@ func TestNamesThatChange(t *testing.T) {
 	}
 }
 
-// TestCallsToItself: who makes this API call itself makes it do no more than a client without credentials could.
+// TestCallsToItself: a user who makes this API call itself gains no more than a client without credentials.
 func TestCallsToItself(t *testing.T) {
 	authority, folder := newAuthority(t), t.TempDir()
 	ca := filepath.Join(folder, "ca")
@@ -492,7 +493,7 @@ func TestCallsToItself(t *testing.T) {
 		s.must(t, 200, request{method: "DELETE", path: validatingWebhooks + "/all", loopback: true})
 	}
 
-	// Upstream's resolver has the token of the process's own Pod for this one.
+	// Upstream's resolver would send the token of the process's own Pod to this name.
 	known := s.servers.Calls(&webhookutil.AuthenticationInfoResolverDelegator{ClientConfigForFunc: func(string) (*rest.Config, error) { return &rest.Config{BearerToken: "secret"}, nil }})
 	byURL, err := known.ClientConfigFor("kubernetes.default.svc:443")
 	require.NoError(t, err)
@@ -504,8 +505,8 @@ func TestCallsToItself(t *testing.T) {
 	require.Equal(t, "secret", other.BearerToken, "the operator's kubeconfig has it for that one")
 }
 
-// inPod makes a server that can call a Pod, which is at an own address of this machine and does what is given with each
-// connection.
+// inPod makes a server that can call a Pod, which has its own address on this machine and handles each connection with
+// the given function.
 func inPod(t *testing.T, handle func(net.Conn)) (server *httptest.Server, path string) {
 	s := newServer(t, func(c *Config) { c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"}) })
 	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
@@ -533,7 +534,8 @@ func inPod(t *testing.T, handle func(net.Conn)) (server *httptest.Server, path s
 	return server, "/api/v1/namespaces/default/pods/n:" + port + "/proxy/x"
 }
 
-// TestHeadersOfPods: what answers with headers without end is read to a bound, whether or not protocols are switched.
+// TestHeadersOfPods: if a Pod sends endless headers, the server stops reading at a bound, also if protocols are
+// switched.
 func TestHeadersOfPods(t *testing.T) {
 	sent := make(chan int, 1)
 	server, path := inPod(t, func(conn net.Conn) {
@@ -555,19 +557,19 @@ func TestHeadersOfPods(t *testing.T) {
 		require.NoError(t, err)
 		_ = answer.Body.Close()
 		require.GreaterOrEqual(t, answer.StatusCode, 500, connection)
-		require.Less(t, <-sent, 32<<20, connection) // beside what the sockets hold
+		require.Less(t, <-sent, 32<<20, connection) // the sockets hold some of it
 	}
 }
 
-// TestUpgradesEnd: who gives up an upgrade that nobody answers leaves no connection behind. One that is answered passes
-// on whatever comes.
+// TestUpgradesEnd: a client that gives up an unanswered upgrade leaves no connection behind. After an answered upgrade,
+// all bytes are passed on.
 func TestUpgradesEnd(t *testing.T) {
 	const much = 4 << 20
 	begun, ended := make(chan struct{}, 1), make(chan struct{}, 1)
 	answers := atomic.Bool{}
 	server, path := inPod(t, func(conn net.Conn) {
 		if answers.Load() {
-			_, _ = http.ReadRequest(bufio.NewReader(conn)) // or closing would reset the connection
+			_, _ = http.ReadRequest(bufio.NewReader(conn)) // otherwise closing would reset the connection
 			_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 			_, _ = conn.Write(make([]byte, much))
 			return
@@ -604,7 +606,7 @@ func TestUpgradesEnd(t *testing.T) {
 	require.EqualValues(t, much, n)
 }
 
-// TestPortsThatAreNone: a port that no address can have is the client's mistake.
+// TestPortsThatAreNone: a port that no address can have is answered as a mistake of the client.
 func TestPortsThatAreNone(t *testing.T) {
 	s := newServer(t, func(c *Config) { c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"}) })
 	s.node(t, "n", "10.1.2.3", "10250")

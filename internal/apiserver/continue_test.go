@@ -20,8 +20,8 @@ import (
 // minute is a scaled-down minute of log time. The log keeps 10 of them, and a revision can be read for 60.
 const minute = 60 * time.Millisecond
 
-// TestPagesOfASelectedNamespace: the pages of a list of all namespaces that selects one have all of its objects, once.
-// Upstream asks for the first of them in another way than for the others.
+// TestPagesOfASelectedNamespace: if a list of all namespaces selects one namespace, its pages contain all objects of
+// that namespace once. Upstream requests the first page in another way than the later ones.
 func TestPagesOfASelectedNamespace(t *testing.T) {
 	s := newServer(t)
 	for _, namespace := range []string{"aaa", "mmm", "zzz"} {
@@ -51,7 +51,8 @@ func TestPagesOfASelectedNamespace(t *testing.T) {
 
 // A list that began nine minutes ago continues at exactly its revision, on another process. Meanwhile objects are
 // written, deleted and created again, rows are compacted, and garbage is collected. The list still continues half an
-// hour later, when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
+// hour later, when its events have left the log. Below the floor, the answer is 410 with a token that continues at the
+// newest revision.
 func TestContinueAfterNineMinutes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")

@@ -25,7 +25,7 @@ func createPod(t *testing.T, s *Server, name string) *corev1.Pod {
 	return pod
 }
 
-// TestPodSubresources: each subresource changes what it may and nothing else.
+// TestPodSubresources: each subresource changes its own part of a Pod and nothing else.
 func TestPodSubresources(t *testing.T) {
 	s := bootstrapped(t)
 	pods := s.client.CoreV1().Pods("default")
@@ -58,7 +58,7 @@ func TestPodSubresources(t *testing.T) {
 	}
 }
 
-// TestEvictionRespectsBudgets goes through the loopback client from within a request.
+// TestEvictionRespectsBudgets: an eviction sends requests through the loopback client while it is served.
 func TestEvictionRespectsBudgets(t *testing.T) {
 	s := bootstrapped(t)
 	pods, budgets := s.client.CoreV1().Pods("default"), s.client.PolicyV1().PodDisruptionBudgets("default")
@@ -113,7 +113,7 @@ func TestControllersScale(t *testing.T) {
 	require.EqualValues(t, 2, controller.Generation)
 }
 
-// TestCoreResources makes one object of each other kind.
+// TestCoreResources makes one object of each remaining kind.
 func TestCoreResources(t *testing.T) {
 	s := bootstrapped(t)
 	for path, body := range map[string]string{
@@ -135,7 +135,7 @@ func TestCoreResources(t *testing.T) {
 	}
 }
 
-// TestComponentStatuses: the one component that requests need is the log. None is made up.
+// TestComponentStatuses: the log, which requests need, is the only component. None is invented.
 func TestComponentStatuses(t *testing.T) {
 	s := bootstrapped(t)
 	list := s.must(t, 200, request{method: "GET", path: "/api/v1/componentstatuses"}).body
@@ -146,7 +146,7 @@ func TestComponentStatuses(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: "/api/v1/componentstatuses/etcd-0"})
 }
 
-// TestPrivileged: what a CNI plugin or a CSI driver asks for is allowed.
+// TestPrivileged: Pods may have the privileges that CNI plugins and CSI drivers ask for.
 func TestPrivileged(t *testing.T) {
 	s := bootstrapped(t)
 	const containers = `"containers":[{"name":"c","image":"i","securityContext":{"privileged":true}}]`
@@ -155,7 +155,7 @@ func TestPrivileged(t *testing.T) {
 		`"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{` + containers + `}}}}`})
 }
 
-// TestServiceStatus: the status subresource leaves the claims alone.
+// TestServiceStatus: a write to the status subresource does not change the claims.
 func TestServiceStatus(t *testing.T) {
 	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }))
@@ -177,7 +177,7 @@ func TestServiceStatus(t *testing.T) {
 	require.Equal(t, []string{"10.96.0.1"}, claimed(t, s, "/ipaddresses"))
 }
 
-// TestServiceApply: what was allocated stays when the same manifest is applied or put again.
+// TestServiceApply: allocated addresses and ports stay when the same manifest is applied or put again.
 func TestServiceApply(t *testing.T) {
 	s := bootstrapped(t)
 	apply := func() *corev1.Service {

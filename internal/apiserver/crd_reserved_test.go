@@ -47,7 +47,7 @@ func asJSON(t *testing.T, v any) string {
 	return string(b)
 }
 
-// store appends a row as it is, as an older version could have done.
+// store appends a row without any check, as an older version could have done.
 func (s *Server) store(t *testing.T, resource schema.GroupResource, prefix, name, contentType string, body []byte) {
 	t.Helper()
 	view, err := s.config.Cell.Projection.Latest(t.Context())
@@ -58,7 +58,7 @@ func (s *Server) store(t *testing.T, resource schema.GroupResource, prefix, name
 	require.NoError(t, err)
 }
 
-// storeDefinition stores a CRD that would be refused.
+// storeDefinition stores a CRD that a request could not create.
 func (s *Server) storeDefinition(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
 	codec := crdserver.Codecs.EncoderForVersion(protobuf.NewSerializer(crdserver.Scheme, crdserver.Scheme), apiextensionsv1.SchemeGroupVersion)
@@ -101,7 +101,7 @@ func TestReservedDefinitions(t *testing.T) {
 		require.Equal(t, 422, a.code, a.body)
 		require.Contains(t, a.object(t)["message"], c.why)
 	}
-	// A version may not be added either, but a definition that is already stored may be changed.
+	// Nor may such a version be added, but a definition that is already stored may be changed.
 	crd := definition("things", "networking.k8s.io", "v9alpha1", "v1")
 	a := request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: asJSON(t, map[string]any{"spec": crd.Spec})}.do(t, s)
 	require.Equal(t, 422, a.code, a.body)
@@ -109,7 +109,7 @@ func TestReservedDefinitions(t *testing.T) {
 	s.must(t, 200, request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: `{"metadata":{"labels":{"a":"b"}}}`})
 }
 
-// A cell may hold such definitions and their objects from before they were refused. Everything else is served.
+// A cell may contain such definitions and their objects, from before they were refused. Everything else is served.
 func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -140,8 +140,8 @@ func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s.must(t, 200, request{method: "DELETE", path: crdsPath + "/" + ports.Name})
 }
 
-// A row that cannot be decoded takes away only the rights that it would
-// give. A CRD that cannot be decoded leaves the other CRDs alone.
+// A row that cannot be decoded takes away only the rights that it would give. A CRD that cannot be decoded does not
+// affect the other CRDs.
 func TestOneBadRow(t *testing.T) {
 	s := newGuarded(t)
 	root := func(path, body string) { s.must(t, 201, request{method: "POST", path: path, body: body}.as("root")) }
@@ -161,8 +161,8 @@ func TestOneBadRow(t *testing.T) {
 	}
 }
 
-// No built-in resource shares a prefix with a custom resource. Either the
-// first part of its prefix is no domain, or a CRD of its name is refused.
+// No built-in resource shares a prefix with a custom resource. Either the first part of the prefix is not a domain, or
+// a CRD of that name is refused.
 func TestPrefixesAreApart(t *testing.T) {
 	s := newServer(t)
 	groups, err := spec.Groups()

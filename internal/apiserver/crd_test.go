@@ -36,7 +36,7 @@ import (
 
 var crdResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// clients of a Server behind a real listener.
+// clients call a Server behind a real listener.
 type clients struct {
 	dynamic.Interface
 	discovery *discovery.DiscoveryClient
@@ -312,7 +312,7 @@ func TestCRDChangesAtOnce(t *testing.T) {
 		require.Equal(t, "example.com/v2", got.GetAPIVersion())
 		requireServed(t, two, "example.com/v2", true)
 
-		// A deleted CRD is terminating. It is gone when its last finalizer is.
+		// A deleted CRD is terminating. It goes when its last finalizer does.
 		require.NoError(t, two.Resource(crdResource).Delete(ctx, crd.GetName(), metav1.DeleteOptions{}))
 		crd, err = one.Resource(crdResource).Get(ctx, crd.GetName(), metav1.GetOptions{})
 		require.NoError(t, err)
@@ -370,7 +370,7 @@ func namesOf(list *metav1.APIResourceList) (names []string) {
 	return names
 }
 
-// clashingCRD is a CRD whose names other CRDs may want too.
+// clashingCRD is a CRD with names that other CRDs may want, too.
 func clashingCRD(plural, kind, short string) string {
 	return fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
@@ -385,7 +385,7 @@ spec:
 `, plural, kind, short)
 }
 
-// If CRDs want the same name at once, through two servers, exactly one of them gets it.
+// If several CRDs claim the same name at once, through two servers, exactly one gets it.
 func TestClashingNames(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -418,7 +418,7 @@ func TestClashingNames(t *testing.T) {
 		}
 		require.Equal(t, 1, accepted)
 
-		// When the winner is gone, the next write of a loser gets the names.
+		// After the winner is deleted, the next write of a loser gets the names.
 		c := both[round%2].Resource(crdResource)
 		require.NoError(t, c.Delete(t.Context(), winner.GetName(), metav1.DeleteOptions{}))
 		winner, err := c.Get(t.Context(), winner.GetName(), metav1.GetOptions{})
@@ -466,12 +466,12 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 }
 
-// Two writers see that a name is free. The log lets one of them have it, and the other finds it taken.
+// Two writers see that a name is free. The log lets one of them have it, and the other one then finds the name taken.
 func TestNameRace(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
 	require.NoError(t, err)
-	var prepared sync.WaitGroup // both have looked for clashes and found none
+	var prepared sync.WaitGroup // reached when both have found no clash
 	prepared.Add(2)
 	crds := make([]*unstructured.Unstructured, 2)
 	var writers sync.WaitGroup
@@ -498,7 +498,7 @@ func TestNameRace(t *testing.T) {
 	require.ElementsMatch(t, []string{"True", "False"}, []string{condition(crds[0], "Established"), condition(crds[1], "Established")})
 }
 
-// meetingStrategy holds up each writer's first try until every writer has made one.
+// meetingStrategy delays each writer's first try until every writer has made one.
 type meetingStrategy struct {
 	restregistry.RESTCreateStrategy
 	prepared *sync.WaitGroup
@@ -534,7 +534,7 @@ func TestCustomResourceEncoding(t *testing.T) {
 	}
 }
 
-// A watch of custom resources ends when their CRD changes or goes, because later objects may have another schema.
+// A watch of custom resources ends when their CRD changes or is deleted, because later objects may have another schema.
 func TestWatchEndsWithCRD(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -554,7 +554,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 		require.NoError(t, err)
 		return watcher
 	}
-	// The CRD is older than what can still be watched.
+	// The CRD's event is too old to be watched.
 	_, err := w.Create(ctx, object(t, widget("old", "{}")), metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.NoError(t, w.Delete(ctx, "old", metav1.DeleteOptions{}))
@@ -592,7 +592,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 	require.False(t, open)
 }
 
-// Objects stored in one version are read in another through the CRD's conversion webhook.
+// Objects that are stored in one version are read in another one through the CRD's conversion webhook.
 func TestConversionWebhook(t *testing.T) {
 	calls := &atomic.Int32{}
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -640,7 +640,7 @@ spec:
 	require.Equal(t, "example.com/v2", fieldOf(got.Object, "spec.convertedTo"))
 	require.Positive(t, calls.Load())
 
-	hook.Close() // which is no mistake of who sends a patch
+	hook.Close() // not a mistake of the client that patches
 	apply := object(t, "apiVersion: example.com/v2\nkind: Gadget\nmetadata: {name: b}\nspec: {made: here}\n")
 	_, err = c.Resource(gadgets.GroupResource().WithVersion("v2")).Apply(t.Context(), "b", apply, metav1.ApplyOptions{FieldManager: "one"})
 	require.ErrorContains(t, err, "conversion webhook for example.com/v2, Kind=Gadget failed")
@@ -668,7 +668,8 @@ status: {conditions: [{type: Ours, status: "True", reason: Because, message: "",
 	require.Equal(t, "True", condition(both, "Ours"))
 }
 
-// A CRD's own write sets what upstream's controllers would say of it. A status that a client writes cannot take a name.
+// A write of a CRD also sets the status that upstream's controllers would set. A status that a client writes claims no
+// name.
 func TestCRDConditions(t *testing.T) {
 	c := connect(t, newServer(t))
 	crds := c.Resource(crdResource)
@@ -706,7 +707,7 @@ func TestCRDConditions(t *testing.T) {
 	_, err = c.Resource(widgets).List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
 
-	// A name that is given up is free at once.
+	// A name that a CRD gives up is free at once.
 	first, err = crds.Get(t.Context(), first.GetName(), metav1.GetOptions{})
 	require.NoError(t, err)
 	require.NoError(t, unstructured.SetNestedStringSlice(first.Object, []string{"new"}, "spec", "names", "shortNames"))
@@ -717,15 +718,15 @@ func TestCRDConditions(t *testing.T) {
 	late := c.createCRD(t, clashingCRD("lates", "Late", "new"))
 	require.Equal(t, "False", condition(late, "NamesAccepted"))
 
-	// A dry run claims nothing.
+	// A dry run does not claim names.
 	_, err = crds.Create(t.Context(), object(t, clashingCRD("dry", "Dry", "dr")), metav1.CreateOptions{DryRun: []string{"All"}})
 	require.NoError(t, err)
 	wet := c.createCRD(t, clashingCRD("wet", "Dry", "dr"))
 	require.Equal(t, "True", condition(wet, "NamesAccepted"))
 }
 
-// TestWholeNumbers: what a client gets of a custom resource changes nothing when it is sent back, however the numbers
-// were written at first.
+// TestWholeNumbers: if a client sends back a custom resource as it got it, nothing changes, however the numbers were
+// written at first.
 func TestWholeNumbers(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
@@ -738,14 +739,14 @@ func TestWholeNumbers(t *testing.T) {
 	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: got.body}).body)
 	require.Contains(t, s.must(t, 200, request{method: "GET", path: customs}).body, read)
 
-	// So does what it sent at first, as some clients write numbers.
+	// Nor if it sends again what it sent at first, with numbers as some clients write them.
 	again := strings.Replace(got.body, `"a":1,`, `"a":1.0,`, 1)
 	require.NotEqual(t, got.body, again)
 	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: again}).body)
 	patch := request{method: "PATCH", path: customs + "/a", body: `{"spec":{"free":{"c":1e3}}}`, contentType: "application/merge-patch+json"}
 	require.Equal(t, got.body, s.must(t, 200, patch).body)
 
-	// And what a webhook adds each time.
+	// Nor if a webhook adds such a number each time.
 	w := newWebhookServer(t)
 	w.decides(patching(`[{"op":"add","path":"/spec/free/w","value":1.0}]`))
 	about := strings.NewReplacer(`"apiGroups":[""]`, `"apiGroups":["example.com"]`, `"configmaps"`, `"widgets"`, `"CREATE"`, `"CREATE","UPDATE"`)

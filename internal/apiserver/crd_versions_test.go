@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A version in which objects are stored cannot be dropped, unless somebody says in the status that there are none.
-// Whoever then asks for such an object learns which one it is and what to do about it. kube-apiserver answers 500, too.
+// A version in which objects are stored cannot be dropped, unless somebody declares in the status that there are no
+// such objects. A request for such an object then says which object it is and what to do. kube-apiserver answers 500,
+// too.
 func TestDroppedStoredVersion(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	const crds, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "things.example.com"
@@ -48,7 +49,7 @@ func TestDroppedStoredVersion(t *testing.T) {
 	s.must(t, 200, drop)
 	require.Len(t, fieldOf(s.must(t, 200, request{method: "GET", path: v2}).object(t), "items"), 1)
 
-	// As the objects were then, nobody can show them any more. Clients that want to go on from there list again.
+	// Nobody can show the objects of that time any more. Clients that want to continue from there must list again.
 	s.must(t, 410, request{method: "GET", path: v2 + "?resourceVersionMatch=Exact&resourceVersion=" + before})
 	for _, query := range []string{"1", "1&labelSelector=x%3Dy", created} {
 		ended := s.must(t, 200, request{method: "GET", path: v2 + "?watch=1&timeoutSeconds=60&resourceVersion=" + query}).body

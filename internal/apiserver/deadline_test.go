@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// logLines is what was logged.
+// logLines collects what was logged.
 type logLines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -38,7 +38,7 @@ func (l *logLines) String() string {
 	return l.text.String()
 }
 
-// A client that goes away is no timeout, and is logged for debugging only.
+// A client that goes away does not count as a timeout, and is logged only for debugging.
 func TestClientGoesAway(t *testing.T) {
 	var logged logLines
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -55,7 +55,7 @@ func TestClientGoesAway(t *testing.T) {
 	}))
 	defer listener.Close()
 	for _, sent := range []request{
-		{method: "GET", path: configMaps + "?resourceVersion=1000"}, // it waits for its revision
+		{method: "GET", path: configMaps + "?resourceVersion=1000"}, // waits for its revision
 		{method: "GET", path: configMaps + "/x?resourceVersion=1000"},
 	} {
 		began, served = make(chan struct{}), make(chan struct{})
@@ -74,8 +74,8 @@ func TestClientGoesAway(t *testing.T) {
 
 }
 
-// TestStubbornHandler: a handler that does not end with its request's deadline is answered for. All of the answer comes
-// while it still runs, nothing that it writes follows, and it is logged.
+// TestStubbornHandler: if a handler does not end at its request's deadline, the server answers in its place. The whole
+// answer arrives while the handler still runs, nothing that the handler writes follows, and the server logs it.
 func TestStubbornHandler(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -103,7 +103,7 @@ func TestStubbornHandler(t *testing.T) {
 			require.Empty(t, answer.Header.Get("Mine"))
 			body, err := io.ReadAll(answer.Body)
 			require.Contains(t, string(body), "request did not complete within the allotted timeout")
-			if !c.http2 { // where only the handler's end would end the stream well
+			if !c.http2 { // over HTTP/2, only the handler's end ends the stream cleanly
 				require.NoError(t, err)
 			}
 			require.Contains(t, logged.String(), "a request runs on after its deadline")
@@ -124,8 +124,8 @@ func (b broken) WriteHeader(int) {
 	panic("no header can be written")
 }
 
-// TestPanicAtTheDeadline: a panic while a request is answered for its handler ends the request and not the process. It
-// is logged as any other.
+// TestPanicAtTheDeadline: if the answer in a handler's place panics, the request ends and the process does not. The
+// panic is logged like any other.
 func TestPanicAtTheDeadline(t *testing.T) {
 	var logged logLines
 	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
@@ -139,7 +139,7 @@ func TestPanicAtTheDeadline(t *testing.T) {
 			listener.EnableHTTP2 = multiplexed
 			listener.StartTLS()
 			defer listener.Close()
-			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // which is not sent again
+			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // a client does not repeat a POST
 			if err == nil {
 				_ = answer.Body.Close()
 			}
@@ -150,11 +150,11 @@ func TestPanicAtTheDeadline(t *testing.T) {
 	require.Equal(t, 2, strings.Count(logged.String(), "uri=/asked panic=\"no header can be written\""))
 }
 
-// TestSlowReaderOfAList: a client that does not take its list is cut off soon after the deadline that it has asked for.
-// Without that, the request would be served for as long as the connection lasts.
+// TestSlowReaderOfAList: a client that does not read its list is cut off soon after the deadline that it asked for.
+// Otherwise the request would be served for as long as the connection lasts.
 func TestSlowReaderOfAList(t *testing.T) {
 	s := newServer(t)
-	for _, name := range []string{"x", "y"} { // more than buffers take
+	for _, name := range []string{"x", "y"} { // more than the buffers hold
 		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":%q}}`, name, strings.Repeat("x", 900_000))})
 	}
 	for _, multiplexed := range []bool{false, true} {
@@ -193,7 +193,7 @@ func TestSlowReaderOfAList(t *testing.T) {
 	}
 }
 
-// TestLateAnswerGoesOn: no deadline cuts off an answer whose handler has said that it answers late.
+// TestLateAnswerGoesOn: no deadline cuts off the answer of a handler that has called answersLate.
 func TestLateAnswerGoesOn(t *testing.T) {
 	s := newServer(t)
 	for _, multiplexed := range []bool{false, true} {
@@ -203,7 +203,7 @@ func TestLateAnswerGoesOn(t *testing.T) {
 				_, _ = io.WriteString(w, "in time, ")
 				_ = http.NewResponseController(w).Flush()
 				<-r.Context().Value(deadlineKey{}).(*timed).passed
-				<-time.After(2 * lastWord) // by when another answer would be cut off
+				<-time.After(2 * lastWord) // any other answer would be cut off by now
 				_, _ = io.WriteString(w, "late")
 			}))
 			listener := httptest.NewUnstartedServer(hurried(late))
@@ -220,7 +220,7 @@ func TestLateAnswerGoesOn(t *testing.T) {
 	}
 }
 
-// TestAnswerAtTheDeadline: an answer that is complete when its deadline passes, and not yet sent, is sent.
+// TestAnswerAtTheDeadline: an answer that is complete at its deadline, but not sent yet, is still sent.
 func TestAnswerAtTheDeadline(t *testing.T) {
 	s := newServer(t)
 	for _, multiplexed := range []bool{false, true} {
@@ -251,8 +251,8 @@ func hurried(h http.Handler) http.Handler {
 	})
 }
 
-// TestHandlerHasTheLastWord: a handler that waits for its context answers by itself, with its own headers, and so does
-// one that says that it will.
+// TestHandlerHasTheLastWord: a handler that waits on its context gives the answer itself, with its own headers. So does
+// a handler that has called answersLate.
 func TestHandlerHasTheLastWord(t *testing.T) {
 	s := newServer(t)
 	for name, h := range map[string]http.HandlerFunc{

@@ -13,22 +13,22 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
-// can is a rule. Its lists are separated by commas.
+// can makes a rule. The lists are separated by commas.
 func can(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: strings.Split(verbs, ","), APIGroups: strings.Split(groups, ","), Resources: strings.Split(resources, ","), ResourceNames: names}
 }
 
-// canAt is a rule for paths that are no resources.
+// canAt makes a rule for paths that are not resources.
 func canAt(verbs string, paths ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: strings.Split(verbs, ","), NonResourceURLs: paths}
 }
 
-// roleOf is a Role or a ClusterRole.
+// roleOf makes a Role or a ClusterRole.
 func roleOf(name string, rules ...rbacv1.PolicyRule) string {
 	return jsonOf(rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules})
 }
 
-// boundTo is a RoleBinding or a ClusterRoleBinding. A subject is a user, 'group:name' or 'account:namespace/name'.
+// boundTo makes a RoleBinding or a ClusterRoleBinding. A subject is a user, 'group:name' or 'account:namespace/name'.
 func boundTo(name, kind, role string, subjects ...string) string {
 	return jsonOf(rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: role}, Subjects: subjectsOf(subjects)})
 }
@@ -58,7 +58,7 @@ func jsonOf(object any) string {
 	return string(text)
 }
 
-// mergePatch changes an object.
+// mergePatch is a request that changes an object by a merge patch.
 func mergePatch(path, body string) request {
 	return request{method: http.MethodPatch, path: path, body: body, contentType: "application/merge-patch+json"}
 }
@@ -70,8 +70,8 @@ const (
 	roleBindingsPath        = rbacPath + "/namespaces/default/rolebindings"
 )
 
-// TestSixtyDecisions: what one process writes about rights decides the next request on another: sixty requests are sent
-// before and after the change that they are about, without a pause. Users are named with their groups.
+// TestSixtyDecisions: a change of rights through one process decides the next request on another. Sixty requests are
+// sent before and after the change that concerns them, without a pause. The names of users include their groups.
 func TestSixtyDecisions(t *testing.T) {
 	one, other, _ := twoServers(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}),
 		withUsers(t, "ann", "bob", "carl,reds", "dora,blues", "eve,reds,blues"))
@@ -92,7 +92,7 @@ func TestSixtyDecisions(t *testing.T) {
 	post(clusterRolesPath, `{"metadata":{"name":"outer"},"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"to-outer":"yes"}}]}}`)
 	post(rbacPath+"/namespaces/other/rolebindings", boundTo("outer", "ClusterRole", "outer", "bob"))
 
-	// A question is who asks for what, and whether it is allowed before and after the change.
+	// A question is a user's request, and whether it is allowed before and after the change.
 	asked := 0
 	for n, change := range []struct {
 		write     request

@@ -14,11 +14,11 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// described are the types of history.logplane.dev in OpenAPI, as kube-openapi's generator describes those of upstream:
-// by their fields, and by the comments on them.
+// described builds OpenAPI definitions of the types of history.logplane.dev, as kube-openapi's generator does for
+// upstream's types: from their fields, and from the comments on them.
 type described struct {
 	ref  common.ReferenceCallback
-	said map[string]map[string]string // by type and field; that of "" is about the type
+	said map[string]map[string]string // by type and field; field "" is the type itself
 	all  map[string]common.OpenAPIDefinition
 }
 
@@ -37,7 +37,7 @@ func historyDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPID
 	return d.all
 }
 
-// name is that of a type, which is described with all that it has.
+// name returns the name of a type, and defines the type and all types that it contains.
 func (d *described) name(t reflect.Type) string {
 	if t.PkgPath() != reflect.TypeFor[history.Plan]().PkgPath() {
 		return reflect.Zero(t).Interface().(interface{ OpenAPIModelName() string }).OpenAPIModelName()
@@ -58,7 +58,7 @@ func (d *described) fields(t reflect.Type, out *common.OpenAPIDefinition) {
 	for i := range t.NumField() {
 		field := t.Field(i)
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if name == "" { // its fields are inline
+		if name == "" { // the fields are inline
 			d.fields(field.Type, out)
 			continue
 		}

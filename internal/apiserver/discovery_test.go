@@ -52,9 +52,9 @@ func TestDiscovery(t *testing.T) {
 	requireSameResources(t, s, "/api/v1", aggregatedAt(t, s, "/api").Items[0].Versions[0])
 }
 
-// What discovery says can be listed and watched is objects, which can be deleted. Programs that mirror a cluster keep
-// all of that; were changes among it, each would be kept for ever, and what such a program writes would be one more. So
-// the watch of changes is served, but not named (row 73).
+// All resources that discovery says can be listed and watched are objects that can be deleted. Programs that mirror a
+// cluster keep every such object. Changes are not deleted, so such a program would keep them for ever, and each of its
+// writes would be one more change. So the watch of changes is served, but discovery does not name it (row 73).
 func TestOnlyObjectsAreMirrored(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -77,7 +77,8 @@ func TestOnlyObjectsAreMirrored(t *testing.T) {
 	require.True(t, seen)
 }
 
-// Plain discovery states its kind and version as kube-apiserver does: '/api' has no version, groups have no addresses.
+// Plain discovery states its kind and version as kube-apiserver does: '/api' has no version, and groups have no
+// addresses.
 func TestDiscoveryKinds(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -97,8 +98,8 @@ func TestDiscoveryKinds(t *testing.T) {
 	}
 }
 
-// Aggregated discovery omits the group and version of a built-in kind where they equal
-// the list's own. It states those of custom resources. kube-apiserver does the same.
+// Aggregated discovery omits the group and version of a built-in kind if they equal those of the list. It states those
+// of custom resources. kube-apiserver does the same.
 func TestAggregatedKinds(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -117,8 +118,8 @@ func TestAggregatedKinds(t *testing.T) {
 	}
 }
 
-// Where only GET has a meaning, other methods are 405 in
-// kube-apiserver's words. Answers about the process may not be cached.
+// On paths that allow only GET, other methods are answered 405 in kube-apiserver's words. Answers about the process
+// must not be cached.
 func TestWhatDescribesTheProcess(t *testing.T) {
 	s := newServer(t)
 	for _, path := range []string{"/version", "/version/", "/metrics", "/apis", "/apis/apps", "/"} {
@@ -153,7 +154,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// '/version' says what is served and what it is compatible with. It holds none of the placeholders of upstream's build.
+// '/version' says which version is served and which versions it is compatible with. No placeholder of upstream's is
+// left.
 func TestVersion(t *testing.T) {
 	s := newServer(t)
 	version := request{method: "GET", path: "/version"}.do(t, s).object(t)
@@ -201,8 +203,8 @@ func requireSameResources(t *testing.T, s *Server, path string, version apidisco
 	require.Equal(t, want, got, path)
 }
 
-// The built-in groups are those that kube-apiserver serves by default, with the same resources and the same paths. Its
-// source publishes what it serves with everything switched on.
+// The built-in groups are those that kube-apiserver serves by default, with the same resources and the same paths.
+// Kubernetes' source lists what kube-apiserver serves with everything switched on.
 func TestSpecIsUpstreams(t *testing.T) {
 	if testing.Short() {
 		t.Skip("parses large documents")
@@ -217,7 +219,7 @@ func TestSpecIsUpstreams(t *testing.T) {
 	index, err := spec.Builtin()
 	require.NoError(t, err)
 	for _, g := range groups {
-		if g.Name == history.GroupName { // which is ours
+		if g.Name == history.GroupName { // this group is ours
 			continue
 		}
 		for _, v := range g.Versions {

@@ -21,7 +21,7 @@ import (
 
 const registration = "/apis/admissionregistration.k8s.io/v1/"
 
-// policyOf denies ConfigMaps that do not satisfy an expression.
+// policyOf makes a policy that denies ConfigMaps which do not satisfy an expression.
 func policyOf(name, expression, more string) string {
 	return `{"metadata":{"name":"` + name + `"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE","UPDATE"],"resources":["configmaps"]}]},` +
 		`"validations":[{"expression":"` + expression + `","message":"` + name + ` says no"}]` + more + `}}`
@@ -31,7 +31,7 @@ func bindingOf(name, more string) string {
 	return `{"metadata":{"name":"` + name + `"},"spec":{"policyName":"` + name + `","validationActions":["Deny"]` + more + `}}`
 }
 
-// TestPoliciesDecideAtOnce: a policy, its binding and its params count for the next request of another process.
+// TestPoliciesDecideAtOnce: a policy, its binding and its params apply to the next request of another process.
 func TestPoliciesDecideAtOnce(t *testing.T) {
 	one, other, projector := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -66,7 +66,7 @@ func TestPoliciesDecideAtOnce(t *testing.T) {
 	one.must(t, 200, request{method: "DELETE", path: registration + "validatingadmissionpolicybindings/p"})
 	require.Empty(t, create(201).header.Get("Warning"))
 
-	// Params of a built-in kind, and of a custom kind that comes later than its policy.
+	// Params of a built-in kind, and of a custom kind that is defined after the policy.
 	one.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"limits"},"data":{"most":"1"}}`})
 	post("validatingadmissionpolicies", policyOf("q", "object.metadata.name.startsWith('limits') || size(object.data) <= int(params.data.most)", `,"paramKind":{"apiVersion":"v1","kind":"ConfigMap"}`))
 	post("validatingadmissionpolicybindings", bindingOf("q", `,"paramRef":{"name":"limits","namespace":"default","parameterNotFoundAction":"Deny"}`))
@@ -87,8 +87,8 @@ func TestPoliciesDecideAtOnce(t *testing.T) {
 	create(422)
 }
 
-// TestPoliciesAreCompiledOnce: what has not changed is not compiled again in ten thousand evaluations, whatever else is
-// written: two policies and a webhook with a condition are compiled once each, and again when they change.
+// TestPoliciesAreCompiledOnce: two policies and a webhook's condition are compiled once each, and again only when they
+// change, in ten thousand evaluations and whatever else is written.
 func TestPoliciesAreCompiledOnce(t *testing.T) {
 	const requests, validations, mutations = 500, 18, 2 // the bindings of each policy
 	s := newServer(t)
@@ -118,7 +118,7 @@ func TestPoliciesAreCompiledOnce(t *testing.T) {
 	create()
 	require.EqualValues(t, 3, s.dynamic.Compiled()-compiled)
 	for i := range requests - 1 {
-		switch i { // what is written makes the rules anew
+		switch i { // these writes make the rules anew
 		case 100:
 			post("validatingadmissionpolicybindings", strings.Replace(bindingOf("p", `,"matchResources":{"objectSelector":{"matchLabels":{"a":"b"}}}`), `"p"`, `"more"`, 1))
 		case 200:
@@ -138,7 +138,7 @@ func TestPoliciesAreCompiledOnce(t *testing.T) {
 	require.EqualValues(t, 4, s.dynamic.Compiled()-compiled)
 }
 
-// smallWidgets define a custom kind.
+// smallWidgets defines a custom kind.
 const smallWidgets = `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Cluster",` +
 	`"names":{"plural":"widgets","kind":"Widget"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"size":{"type":"string"}}}}}}}]}}`
 
@@ -148,7 +148,7 @@ type webhookServer struct {
 	asked atomic.Int64
 
 	mu     sync.Mutex
-	answer func(http.ResponseWriter, *admissionv1.AdmissionReview) // by mu
+	answer func(http.ResponseWriter, *admissionv1.AdmissionReview) // guarded by mu
 }
 
 func newWebhookServer(t *testing.T) *webhookServer {
@@ -181,21 +181,21 @@ func (w *webhookServer) decides(f func(*admissionv1.AdmissionRequest) *admission
 	})
 }
 
-// answers lets a function write what the webhook says, however wrong.
+// answers sets the function that writes the webhook's answer, which may be wrong in any way.
 func (w *webhookServer) answers(f func(http.ResponseWriter, *admissionv1.AdmissionReview)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.answer = f
 }
 
-// times says how often the webhook is asked while a function runs.
+// times counts how often the webhook is asked while f runs.
 func (w *webhookServer) times(f func()) int64 {
 	before := w.asked.Load()
 	f()
 	return w.asked.Load() - before
 }
 
-// configuration asks the webhook about ConfigMaps.
+// configuration is a configuration by which the webhook is asked about ConfigMaps.
 func (w *webhookServer) configuration(name, more string) string {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.Certificate().Raw})
 	return `{"metadata":{"name":"` + name + `"},"webhooks":[{"name":"` + name + `.example.com","sideEffects":"None","admissionReviewVersions":["v1"],` +
@@ -214,7 +214,7 @@ func patching(patch string) func(*admissionv1.AdmissionRequest) *admissionv1.Adm
 	}
 }
 
-// TestWebhooksDecideAtOnce: a webhook is asked from the next request on, by another process, and not once it is gone.
+// TestWebhooksDecideAtOnce: another process asks a webhook from its next request on, and no longer once it is deleted.
 func TestWebhooksDecideAtOnce(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -263,7 +263,7 @@ func TestWebhooksDecideAtOnce(t *testing.T) {
 	asked(0, func() { create(201) })
 }
 
-// TestWebhooksThatFail: a webhook that does not answer is judged by its failure policy, within its time. One with side
+// TestWebhooksThatFail: if a webhook does not answer in its time, its failure policy decides. A webhook with side
 // effects is not asked about a dry run.
 func TestWebhooksThatFail(t *testing.T) {
 	s := newServer(t)
@@ -297,7 +297,8 @@ func TestWebhooksThatFail(t *testing.T) {
 	require.EqualValues(t, 1, effects.asked.Load())
 }
 
-// TestASlowWebhookHoldsNoPlace: while a webhook lets one user wait, others are served, though there is one place.
+// TestASlowWebhookHoldsNoPlace: while one user waits for a webhook, other users are served, though there is only one
+// place.
 func TestASlowWebhookHoldsNoPlace(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Mutating: 1, Timeout: 20 * time.Second} })
 	slow := newWebhookServer(t)
@@ -318,7 +319,7 @@ func TestASlowWebhookHoldsNoPlace(t *testing.T) {
 	require.Equal(t, 201, <-done)
 }
 
-// mutatingPolicyOf changes objects of a resource as they are created.
+// mutatingPolicyOf makes a policy that changes objects of a resource when they are created.
 func mutatingPolicyOf(name, resource, group, mutation string) string {
 	return `{"metadata":{"name":"` + name + `"},"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[{"apiGroups":["` + group + `"],"apiVersions":["v1"],"operations":["CREATE"],"resources":["` + resource + `"]}]},` +
 		`"mutations":[` + mutation + `]}}`
@@ -328,8 +329,8 @@ func applying(expression string) string {
 	return `{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"` + expression + `"}}`
 }
 
-// TestMutatingPoliciesDecideAtOnce: a mutating policy changes the next request of another process, built-in and custom
-// objects, by a JSON patch and by an apply configuration. Its next version is obeyed at once, too.
+// TestMutatingPoliciesDecideAtOnce: a mutating policy changes objects in the next request of another process: built-in
+// and custom objects, by a JSON patch and by an apply configuration. A new version of the policy applies at once, too.
 func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -365,7 +366,7 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d"},"spec":{}}`
 	require.Equal(t, "small", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.size"))
 
-	// A field that the kind gets in an update.
+	// A field that an update adds to the kind.
 	post("mutatingadmissionpolicies", mutatingPolicyOf("x", "widgets", "example.com", applying("Object{spec: Object.spec{shade: 'dark'}}")))
 	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"x"},"spec":{"policyName":"x"}}`)
 	refused := request{method: "POST", path: "/apis/example.com/v1/widgets", body: fmt.Sprintf(widget, 0)}.do(t, other)
@@ -375,8 +376,8 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	require.Equal(t, "dark", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.shade"))
 }
 
-// TestDefaultClassesDecideAtOnce: which class is the default when an update has made it so, or has made it none, counts
-// for the next request of another process.
+// TestDefaultClassesDecideAtOnce: if an update makes a class the default, or no longer the default, that applies to the
+// next request of another process.
 func TestDefaultClassesDecideAtOnce(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -409,9 +410,9 @@ func TestDefaultClassesDecideAtOnce(t *testing.T) {
 	}
 }
 
-// TestParamsDecideAtOnce: params of a custom kind with namespaces, which a binding selects by labels, count for the
-// next request of another process, whether they are made, changed, relabelled or deleted. The binding says what is done
-// without any.
+// TestParamsDecideAtOnce: a binding selects params of a namespaced custom kind by labels. If params are made, changed,
+// relabelled or deleted, that applies to the next request of another process. The binding says what happens without
+// params.
 func TestParamsDecideAtOnce(t *testing.T) {
 	one, other, projector := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -445,7 +446,7 @@ func TestParamsDecideAtOnce(t *testing.T) {
 		one.must(t, 200, mergePatch(limits+"/first", `{"spec":{"most":2}}`))
 		require.Equal(t, "changed", fieldOf(create(201).object(t), "data.word"))
 		post(limits, limit("second", 0))
-		create(422) // each of them must allow it
+		create(422) // all selected params must allow it
 		one.must(t, 200, mergePatch(limits+"/second", `{"metadata":{"labels":{"on":"no"}}}`))
 		create(201)
 		_, err := projector.Commit(t.Context())
@@ -460,8 +461,8 @@ func TestParamsDecideAtOnce(t *testing.T) {
 	require.Nil(t, fieldOf(create(201).object(t), "data.word"))
 }
 
-// TestPoliciesThatFail: an expression that fails while it is evaluated is judged by its policy's failure policy, and a
-// change of that counts for the next request of another process.
+// TestPoliciesThatFail: if an expression fails while it is evaluated, the policy's failure policy decides. A change of
+// the failure policy applies to the next request of another process.
 func TestPoliciesThatFail(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -489,13 +490,13 @@ func TestPoliciesThatFail(t *testing.T) {
 	fails("mutatingadmissionpolicies", "Ignore", 201)
 	fails("mutatingadmissionpolicies", "Fail", 403)
 
-	// One that cannot be compiled is refused when it is written.
+	// An expression that cannot be compiled is refused when the policy is written.
 	one.must(t, 422, request{method: "POST", path: registration + "mutatingadmissionpolicies", body: mutatingPolicyOf("n", "configmaps", "", applying("Object{data: "))})
 	one.must(t, 422, request{method: "POST", path: registration + "validatingadmissionpolicies", body: policyOf("n", "object.data.", "")})
 }
 
-// TestPoliciesKnowTheNewestRights: what an expression asks of the authorizer and of the namespace is as new as the last
-// write of another process.
+// TestPoliciesKnowTheNewestRights: expressions see the authorizer and the namespace as the last write of another
+// process left them.
 func TestPoliciesKnowTheNewestRights(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, one.Bootstrap(t.Context()))

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The log and the bucket hold ciphertext, and everything that reads still works, listers too.
+// The log and the bucket hold ciphertext, and all reads still work, listers too.
 func TestEncryption(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(`

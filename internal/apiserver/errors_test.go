@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After; every other 409 stays.
+// Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After. Every other 409 stays.
 func TestGeneratedNameConflict(t *testing.T) {
 	s := newServer(t)
 	resource := schema.GroupResource{Resource: "configmaps"}
@@ -61,7 +61,7 @@ func TestGenerateName(t *testing.T) {
 	}
 }
 
-// A panic is a Status while nothing was sent, and a cut connection afterwards.
+// A panic is answered with a Status if nothing was sent yet, and by cutting the connection otherwise.
 func TestPanics(t *testing.T) {
 	s := newServer(t)
 	recovered := s.withRecovery(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") }))
@@ -78,7 +78,7 @@ func TestPanics(t *testing.T) {
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { cut.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
 }
 
-// A request whose time is over is answered and writes nothing.
+// A request whose deadline has passed is answered and writes nothing.
 func TestTimeout(t *testing.T) {
 	s := newServer(t)
 	got := request{method: "POST", path: configMaps + "?timeout=1ns", body: `{"metadata":{"name":"x"}}`}.do(t, s)
@@ -87,7 +87,7 @@ func TestTimeout(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/x"})
 }
 
-// Without the log a request is refused with 503 and may be sent again. The process still reports that it is alive.
+// Without the log, a request is refused with 503 and may be sent again. The process still reports that it is alive.
 func TestLogUnreachable(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	config := eventlog.Config{Conn: conn, Replicas: 1, Timeout: time.Second}
@@ -124,7 +124,7 @@ func TestMalformedResourceVersion(t *testing.T) {
 	}
 }
 
-// Upstream answers 500 to the binding of a pod to nothing, too. Here it is 400.
+// Upstream also answers 500 if a Pod is bound to nothing. Here it is 400.
 func TestBindingToNothing(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i"}]}}`})

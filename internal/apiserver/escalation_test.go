@@ -11,19 +11,19 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// The tables of this file have the cases of upstream's tests, which are named with them. Upstream asks functions, here
-// the same is asked over HTTP.
+// The tables of this file contain the cases of upstream's tests, whose names are given. Upstream's tests call
+// functions; here the same questions are asked over HTTP.
 
-// TestNobodyGrantsMoreThanTheyHave has the cases of component-helpers/auth/rbac/validation, 'TestCovers…': what
-// somebody owns, what they want to grant, and what of it they lack. Two cases there mix resources and paths in a rule,
-// which cannot be stored. Each is tried as a new role, as a changed one, and as a binding to a role that exists. What
-// an administrator has just written on another process counts.
+// TestNobodyGrantsMoreThanTheyHave has the cases of component-helpers/auth/rbac/validation, 'TestCovers…': the rules
+// that a user owns, the rules that the user wants to grant, and those of them that the user lacks. Two cases there mix
+// resources and paths in one rule, which cannot be stored. Each case is tried as a new role, as a changed role, and as
+// a binding to an existing role. Rules apply at once that an administrator has just written on another process.
 func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	post := func(path, body string) {
 		one.must(t, 201, request{method: "POST", path: path, body: body}.as("root"))
 	}
-	post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`) // without Bootstrap: its roles grant some of the paths
+	post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`) // not by Bootstrap, whose roles grant some of the paths
 	post(clusterRolesPath, roleOf("clerk", can("create,update,patch,get", rbacv1.GroupName, "roles,rolebindings,clusterroles,clusterrolebindings")))
 	post(clusterRoleBindingsPath, boundTo("clerk", "ClusterRole", "clerk", "ann"))
 	post(clusterRolesPath, roleOf("owned"))
@@ -35,7 +35,7 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	type rules = []rbacv1.PolicyRule
 	for name, c := range map[string]struct {
 		owned, wanted rules
-		lacking       string // empty if everything is owned
+		lacking       string // empty if the user owns everything
 	}{
 		"the same":             {rules{can("get", "v1", "builds")}, rules{can("get", "v1", "builds")}, ""},
 		"a subresource of all": {rules{can("get", "v1", "*/scale")}, rules{can("get", "v1", "foo/scale")}, ""},
@@ -100,7 +100,7 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 				{method: "POST", path: clusterRoleBindingsPath, body: boundTo("new", "ClusterRole", "wanted", "bob")},
 				{method: "POST", path: roleBindingsPath, body: boundTo("new", "ClusterRole", "wanted", "bob")},
 			}
-			if c.wanted[0].NonResourceURLs == nil { // a Role has none
+			if c.wanted[0].NonResourceURLs == nil { // a Role has no paths
 				attempts = append(attempts, request{method: "POST", path: rolesPath, body: roleOf("new", c.wanted...)},
 					request{method: "PUT", path: rolesPath + "/mine", body: roleOf("mine", c.wanted...)}, mergePatch(rolesPath+"/mine", `{"rules":`+jsonOf(c.wanted)+`}`))
 			}
@@ -175,7 +175,7 @@ func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 		{"steve", request{method: "POST", path: clusterRolesPath, body: aggregates}, 201},
 		{"alice", request{method: "POST", path: clusterRolesPath, body: aggregates}, 201},
 		{"bob", mergePatch(clusterRolesPath+"/kept", `{"rules":[],"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"a":"b"}}]}}`), 403},
-		{"bob", mergePatch(clusterRolesPath+"/aggregated", `{"aggregationRule":null}`), 403}, // it keeps others from tightening it
+		{"bob", mergePatch(clusterRolesPath+"/aggregated", `{"aggregationRule":null}`), 403}, // the rule keeps others from tightening the role
 		{"bob", mergePatch(clusterRolesPath+"/aggregated", `{"metadata":{"annotations":{"a":"b"}}}`), 403},
 		{"alice", mergePatch(clusterRolesPath+"/aggregated", `{"aggregationRule":null}`), 200},
 	} {
@@ -186,15 +186,15 @@ func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 			require.Contains(t, got.body, "must have cluster-admin privileges to use the aggregationRule")
 		}
 	}
-	// Who may escalate one role may not make another, even one of its name: a new role has no name yet.
+	// A user who may escalate one role may not make another, even of the same name: a new role has no name yet.
 	s.must(t, 200, request{method: "PUT", path: clusterRoleBindingsPath + "/escalator", body: boundTo("escalator", "ClusterRole", "escalator", "root")}.as("root"))
 	post(clusterRoleBindingsPath, boundTo("one", "ClusterRole", "escalator-of-one", "steve"))
 	s.must(t, 200, request{method: "PUT", path: rolesPath + "/kept", body: roleOf("kept", secrets)}.as("steve"))
 	s.must(t, 403, request{method: "POST", path: rolesPath, body: roleOf("new", secrets)}.as("steve"))
 }
 
-// TestRequestsUnderRBAC has the cases of kubernetes/test/integration/auth, 'TestRBAC'. After each binding is made, an
-// administrator removes it.
+// TestRequestsUnderRBAC has the cases of kubernetes/test/integration/auth, 'TestRBAC'. An administrator removes each
+// binding after it was made.
 func TestRequestsUnderRBAC(t *testing.T) {
 	users := []string{"any-rolebinding-writer", "any-rolebinding-writer-namespace", "bob", "job-writer", "job-writer-namespace", "nonescalating-rolebinding-writer",
 		"pod-reader", "limitrange-updater", "limitrange-patcher", "user-with-no-permissions"}
@@ -286,13 +286,13 @@ func TestRequestsUnderRBAC(t *testing.T) {
 		{"any-rolebinding-writer", bind(free), 201},
 		{"any-rolebinding-writer-namespace", bind(free), 201},
 
-		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 403}, // it would make it
+		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 403}, // it would create it
 		{"root", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 201},
 		{"root", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 200},
 		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 200},
 		{"limitrange-patcher", in("PATCH", "", "limitranges", "limitrange-namespace", "a"), 200},
 
-		// A binding to a role that is missing: who may bind it may do so before it exists.
+		// A binding to a missing role: a user who may bind the role may do so before the role exists.
 		{"job-writer", request{method: "POST", path: bindings, body: boundTo("pi", "ClusterRole", "missing", "admin")}, 404},
 		{"any-rolebinding-writer", request{method: "POST", path: bindings, body: boundTo("pi", "ClusterRole", "missing", "admin")}, 201},
 		{"any-rolebinding-writer", request{method: "POST", path: bindings, body: boundTo("pi", "Role", "missing", "admin")}, 404},
@@ -307,8 +307,8 @@ func TestRequestsUnderRBAC(t *testing.T) {
 	}
 }
 
-// TestImpersonation has the cases of apiserver/pkg/endpoints/filters/impersonation, 'TestImpersonationFilter'. A group
-// of a user is a right to impersonate.
+// TestImpersonation has the cases of apiserver/pkg/endpoints/filters/impersonation, 'TestImpersonationFilter'. The
+// groups of a user stand for the user's rights to impersonate.
 func TestImpersonation(t *testing.T) {
 	const authentication = "authentication.k8s.io"
 	rights := map[string][]rbacv1.PolicyRule{
@@ -333,7 +333,7 @@ func TestImpersonation(t *testing.T) {
 		has  string // rights, separated by commas
 		asks headers
 		code int
-		// is what the answer says of the user: the name, the uid, the groups, the extra values
+		// is what the answer says about the user: name, uid, groups and extra values
 		is string
 	}
 	cases := []impersonation{
@@ -403,7 +403,7 @@ func TestImpersonation(t *testing.T) {
 	}
 }
 
-// toldOf is what a review says of a user.
+// toldOf returns what a review says about the user.
 func toldOf(who map[string]any) string {
 	words := []string{who["username"].(string)}
 	if uid, ok := who["uid"].(string); ok {
@@ -421,8 +421,8 @@ func toldOf(who map[string]any) string {
 	return strings.Join(words, " ")
 }
 
-// TestImpersonationIsRevoked: who may no longer impersonate may not from the next request of another process on, also
-// by the verbs that upstream remembers for ten seconds.
+// TestImpersonationIsRevoked: a revoked right to impersonate is gone from the next request of another process on, also
+// for the verbs that upstream remembers for ten seconds.
 func TestImpersonationIsRevoked(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, one.Bootstrap(t.Context()))

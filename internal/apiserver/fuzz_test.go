@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzHandler sends anything. The answer comes in time and is never 500, and an error is a Status.
+// FuzzHandler sends arbitrary requests. The answer comes in time and is never 500, and an error is a Status.
 func FuzzHandler(f *testing.F) {
 	s := newBootstrapped(f)
 	for _, r := range seeds {
@@ -30,11 +30,11 @@ func FuzzHandler(f *testing.F) {
 	})
 }
 
-// TestRandomRequests is FuzzHandler without coverage, which would have all of
-// Kubernetes compiled anew. It combines parts of the seeds and changes them at random.
+// TestRandomRequests is FuzzHandler without coverage, for which all of Kubernetes would be compiled again. It combines
+// parts of the seeds and changes them at random.
 //
-// The seed is fixed unless LOGPLANE_FUZZ_SEED sets another. A test that every commit runs should not find, by chance
-// and once in a hundred runs, what has been wrong for long.
+// The seed is fixed unless LOGPLANE_FUZZ_SEED sets another. A test that runs for every commit should not find an old
+// fault by chance, once in a hundred runs.
 func TestRandomRequests(t *testing.T) {
 	s := newBootstrapped(t)
 	seed := uint64(1)
@@ -44,7 +44,7 @@ func TestRandomRequests(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var workers sync.WaitGroup
-	for worker := range uint64(16) { // in parallel, because requests wait for a revision that does not exist yet
+	for worker := range uint64(16) { // in parallel, because some requests wait for a revision that does not exist yet
 		workers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, worker))
 			for range 100 {
@@ -71,7 +71,7 @@ func randomRequest(r *rand.Rand) request {
 	return sent
 }
 
-// mutate changes no to three places of a text.
+// mutate changes a text in up to three places.
 func mutate(r *rand.Rand, text string) string {
 	for range r.IntN(4) {
 		if len(text) == 0 {
@@ -148,7 +148,7 @@ func checkAnswer(t *testing.T, s *Server, sent request) {
 	t.Helper()
 	u, err := url.ParseRequestURI(sent.path)
 	if err != nil || !strings.HasPrefix(sent.path, "/") || !validMethod(sent.method) {
-		return // the listener refuses it
+		return // the listener would refuse it
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

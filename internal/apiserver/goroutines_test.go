@@ -18,9 +18,9 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Nothing runs between two requests: after 100 of every kind there are as many goroutines as before the server was
-// made, whether requests are recorded or not. Webhooks and a remote API server hang up at the end: connections to them
-// may be kept.
+// Nothing runs between two requests: after 100 requests of every kind there are as many goroutines as before the server
+// was made, with and without an audit log. Webhooks and a remote API server close their connections at the end, because
+// idle connections to them may be kept.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	receiver := newAuditReceiver(t)
 	recorded := Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
@@ -36,12 +36,12 @@ func TestNoGoroutineOutlivesARequest(t *testing.T) {
 }
 
 func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit Audit) {
-	_, err := cell.Projection.Latest(t.Context()) // the log's client keeps goroutines that are not the server's
+	_, err := cell.Projection.Latest(t.Context()) // starts goroutines of the log's client, which do not count
 	require.NoError(t, err)
 	remote, hook := newRemoteServer(t), newWebhookServer(t)
 	hook.decides(patching(`[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`))
 	file, proxy := withTokens(t), remote.proxy(t)
-	if cell.Feed != nil { // it begins to follow the log in the background: once it delivers, it does
+	if cell.Feed != nil { // starts the feed in the background, before goroutines are counted
 		other := newServer(t, file, func(c *Config) { c.Cell = cell; c.Cell.Cluster = "other" })
 		watchOnce(t, other)
 	}
@@ -89,7 +89,7 @@ func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit Audit) {
 	}
 }
 
-// watchOnce watches until something comes.
+// watchOnce watches until the first event.
 func watchOnce(t *testing.T, s *Server) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -102,7 +102,7 @@ func watchOnce(t *testing.T, s *Server) {
 	require.Contains(t, out.Body.String(), `"type":"ADDED"`)
 }
 
-// leaving is a client that has gone as soon as it has received something.
+// leaving is a client that leaves as soon as it has received something.
 type leaving struct {
 	*httptest.ResponseRecorder
 	leave func()

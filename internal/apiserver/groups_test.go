@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// Every group that kube-apiserver serves by default can be built. Everything in it
-// that can be listed is listed, in every scope, although nothing was ever stored.
+// Every group that kube-apiserver serves by default can be built. Every resource that can be listed is listed, in every
+// scope, although no object was ever stored.
 func TestEveryGroup(t *testing.T) {
 	s := newServer(t)
 	var empty []string
@@ -33,7 +33,7 @@ func TestEveryGroup(t *testing.T) {
 					continue
 				}
 				if b.name == history.GroupName && resource.Name == "versions" {
-					resource.Name += "?fieldSelector=object%3Dconfigmaps/default/x" // they are of one object
+					resource.Name += "?fieldSelector=object%3Dconfigmaps/default/x" // these lists are of one object
 				}
 				got := request{method: "GET", path: root + resource.Name}.do(t, s)
 				require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Name, got.body)
@@ -49,8 +49,8 @@ func TestEveryGroup(t *testing.T) {
 	require.Equal(t, []string{"internal.apiserver.k8s.io", "storagemigration.k8s.io"}, empty, "groups without a version that is on by default")
 }
 
-// The routes to a resource are made by the first request for it. Names that the group does not have share one entry, so
-// that nobody can fill the memory with them.
+// The routes to a resource are made by the first request for it. All names that the group does not have share one
+// entry, so nobody can fill the memory with them.
 func TestRoutesAreMadeWhenTheyAreAskedFor(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/default/configmaps"})
@@ -68,7 +68,7 @@ func TestRoutesAreMadeWhenTheyAreAskedFor(t *testing.T) {
 	require.Len(t, core.routes, before+1)
 }
 
-// A local APIService of a version that nobody serves is stored, and changes nothing (row 65).
+// A local APIService of a version that is not served is stored, and has no effect (row 65).
 func TestAPIServices(t *testing.T) {
 	s := newServer(t)
 	local := s.must(t, 201, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"v1.local.example"},"spec":{"group":"local.example","version":"v1","groupPriorityMinimum":100,"versionPriority":100}}`})

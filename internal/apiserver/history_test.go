@@ -26,7 +26,7 @@ import (
 
 const historyPath = "/apis/history.logplane.dev/v1"
 
-// newArchive is a server with users, whose cell keeps its past by checkpoints and archived events.
+// newArchive makes a server with users. Its cell keeps the past in checkpoints and archived events.
 func newArchive(t *testing.T, changes ...func(*Config)) *Server {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -57,7 +57,7 @@ func (s *Server) versions(t *testing.T, code int, user, path string) (list histo
 	return list
 }
 
-// summary is the versions in a line each, without what differs from run to run.
+// summary is one line for each version, without parts that differ from run to run.
 func summary(list history.VersionList) (lines []string) {
 	for _, v := range list.Items {
 		lines = append(lines, strings.TrimSpace(fmt.Sprint(v.Verb, " ", v.Object, " ", v.User, " ", v.Manager, " ", strings.Join(v.Changed, ","))))
@@ -65,8 +65,8 @@ func summary(list history.VersionList) (lines []string) {
 	return lines
 }
 
-// Managers who write what is theirs again and again, within a second, are told apart: by items of one list, by its
-// values, and by whose field it has become.
+// Managers who write their own fields repeatedly within one second are told apart: by the items of a list, by the
+// values of a list, and by who has taken over a field.
 func TestVersionsNameManagers(t *testing.T) {
 	s := newArchive(t)
 	var want []string
@@ -96,7 +96,7 @@ func TestVersionsNameManagers(t *testing.T) {
 	a = request{method: "POST", path: configMaps + "?fieldManager=alice", body: configMap("own", "1")}.as("root").do(t, s)
 	require.Equal(t, 201, a.code, a.body)
 	for n := range 3 {
-		step("robot", "PATCH", configMaps+"/own", fmt.Sprintf(`{"data":{"v":"robot-%d"}}`, n)) // of alice's there is only that there are data
+		step("robot", "PATCH", configMaps+"/own", fmt.Sprintf(`{"data":{"v":"robot-%d"}}`, n)) // of alice's fields, only 'data' itself is left
 	}
 	var got []string
 	for _, v := range s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Dconfigmap/own").Items[:3] {
@@ -108,8 +108,8 @@ func TestVersionsNameManagers(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// Every version of an object is listed, newest first: who made it, of what, and what has changed, through deletions,
-// compactions, purges and pages.
+// Every version of an object is listed, newest first, with its user, its object and its changes. Deletions,
+// compactions, purges and pages do not affect the list.
 func TestVersions(t *testing.T) {
 	s := newArchive(t)
 	p := s.config.Cell.Projection
@@ -152,7 +152,7 @@ func TestVersions(t *testing.T) {
 		all = s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Ddeployments.apps/web&continue="+all.Continue)
 		got = append(got, summary(all)...)
 	}
-	for i := range got { // the order of a patch's operations is not ours
+	for i := range got { // the order of a patch's operations is not defined
 		got[i] = strings.Replace(got[i], "metadata.labels,metadata.annotations", "metadata.annotations,metadata.labels", 1)
 	}
 	require.Equal(t, want, got)
@@ -197,8 +197,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// What a version holds is what clients saw of the object: with defaults, nulls and every digit. So a change is found by
-// the labels that its object has, and what is written back is what was there.
+// A version shows the object as clients saw it: with defaults, nulls and every digit. So selectors find a change by the
+// labels of its object, and writing a version back restores the object exactly.
 func TestVersionsAreWhatClientsSee(t *testing.T) {
 	s := newArchive(t)
 	a := request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: `{"metadata":{"name":"nulls.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
@@ -246,7 +246,7 @@ func TestVersionsAreWhatClientsSee(t *testing.T) {
 			}
 			list := s.versions(t, 200, "root", historyPath+namespace+"/versions?include=object&limit=1&fieldSelector=object%3D"+kind+"/"+name)
 			require.JSONEq(t, got.body, string(list.Items[0].Content.Raw))
-			for _, number := range regexp.MustCompile(`[0-9]{16,}`).FindAllString(object.body, -1) { // which JSONEq rounds
+			for _, number := range regexp.MustCompile(`[0-9]{16,}`).FindAllString(object.body, -1) { // JSONEq rounds these numbers
 				require.Contains(t, string(list.Items[0].Content.Raw), number)
 			}
 		})
@@ -255,7 +255,8 @@ func TestVersionsAreWhatClientsSee(t *testing.T) {
 	require.ElementsMatch(t, []string{"create jobs.batch/x root unknown", "create replicationcontrollers/x root unknown"}, summary(found), "labels from a template")
 }
 
-// Who may read one namespace sees nothing of another one, at no moment, and sees Secrets only with a right on them.
+// A user who may read one namespace sees nothing of another, at no moment, and sees Secrets only with a right to
+// Secrets.
 func TestThePastIsUnderTodaysRights(t *testing.T) {
 	s := newArchive(t)
 	must := func(code int, q request) answer { return s.must(t, code, q) }
@@ -311,7 +312,7 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 	must(405, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("root"))
 	must(401, request{method: "GET", path: "/at/" + head + "/api/v1/namespaces/a/configmaps", header: map[string][]string{"Authorization": {"Bearer wrong"}}})
 
-	// The right is gone today, so it is gone for the past, in which it was there.
+	// The right is gone today, so it is gone for the past too, although it existed then.
 	before := fieldOf(must(200, request{method: "GET", path: "/api/v1/namespaces"}.as("root")).object(t), "metadata.resourceVersion").(string)
 	must(200, request{method: "DELETE", path: roles + "/reader"}.as("root"))
 	must(403, request{method: "GET", path: "/at/" + before + "/api/v1/namespaces/a/configmaps"}.as("ann"))
@@ -335,7 +336,7 @@ func TestThePastAsksByName(t *testing.T) {
 	require.NotContains(t, list, "in closed")
 }
 
-// What is stored below a name is not always of the group that a client names: rights are those to what is there.
+// A client may name the wrong group for a stored object. The rights to the object's real resource decide.
 func TestVersionsOfAnotherGroup(t *testing.T) {
 	s := newArchive(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"a"}}`}.as("root"))
@@ -355,7 +356,7 @@ func TestVersionsOfAnotherGroup(t *testing.T) {
 	}
 }
 
-// A page ends when it has become large, large numbers stay what they are, and what changes as a whole has no patch.
+// A page ends when it has become large. Large numbers stay exact. A change that replaces the whole object has no patch.
 func TestVersionsOfLargeObjects(t *testing.T) {
 	s := newArchive(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/configmaps", body: `{"metadata":{"name":"large"}}`}.as("root"))
@@ -383,7 +384,7 @@ func TestVersionsOfLargeObjects(t *testing.T) {
 
 }
 
-// A patch between two objects keeps integers beyond 2^53, has all of their fields, and is not cut.
+// A patch between two objects keeps integers beyond 2^53, contains all fields, and is not cut.
 func TestAPatchBetweenObjects(t *testing.T) {
 	object := func(n int64, manager string, list ...any) map[string]any {
 		return map[string]any{"metadata": map[string]any{"managedFields": manager}, "spec": map[string]any{"n": n, "l": list}}
@@ -413,7 +414,7 @@ func TestAPatchBetweenObjects(t *testing.T) {
 	require.Len(t, operations, 1000)
 }
 
-// watched reads a watch of changes to its end, or until it has so many, and returns them with a line for each.
+// watched reads a watch of changes to its end, or until it has 'many' changes. It returns them, with a line for each.
 func (s *Server) watched(t *testing.T, user, query string, many int) (all []history.Change, lines []string) {
 	t.Helper()
 	listener := httptest.NewServer(s)
@@ -442,8 +443,8 @@ func (s *Server) watched(t *testing.T, user, query string, many int) (all []hist
 	return all, summary(list)
 }
 
-// TestChangesAreWatched: a watch of changes brings each of them once and in order, from wherever it begins, as they are
-// listed, and to each user those of objects that it may get when they happen.
+// TestChangesAreWatched: a watch of changes delivers each change once and in order, from wherever it begins, and in the
+// form in which changes are listed. A user gets the changes of objects that the user may get at that time.
 func TestChangesAreWatched(t *testing.T) {
 	s := newArchive(t, withFeed(t))
 	must := func(code int, q request) answer { return s.must(t, code, q.as("root")) }
@@ -476,7 +477,7 @@ func TestChangesAreWatched(t *testing.T) {
 	_, lines = s.watched(t, "root", "/changes?watch=true&timeoutSeconds=30&fieldSelector=resource%3Dconfigmaps,from%3D"+head, 4)
 	require.Equal(t, "create configmaps/elsewhere root", lines[1])
 
-	// Ann sees what she may get, from when she may.
+	// Ann sees the changes that she may get, since she may.
 	must(201, request{method: "POST", path: configMaps, body: configMap("b", "1")})
 	must(200, request{method: "PUT", path: roles + "roles/reader", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["","history.logplane.dev"],"resources":["changes","configmaps"],"verbs":["get","list","watch"]}]}`})
 	must(201, request{method: "POST", path: "/api/v1/namespaces/default/secrets", body: `{"metadata":{"name":"s"}}`})
@@ -485,7 +486,7 @@ func TestChangesAreWatched(t *testing.T) {
 	all, _ = s.watched(t, "ann", inDefault+all[4].Name, 2)
 	require.Equal(t, []string{"b", "c"}, []string{all[0].Object.Name, all[1].Object.Name}, "her rights are those of today")
 
-	// What it is not for.
+	// Requests that a watch of changes does not serve.
 	for query, code := range map[string]int{"&fieldSelector=to%3D1h": 400, "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true": 422, "x": 400} {
 		s.must(t, code, request{method: "GET", path: historyPath + inDefault + head + query}.as("root"))
 	}
@@ -499,7 +500,7 @@ func TestChangesAreWatched(t *testing.T) {
 	require.Contains(t, a.body, `"configmaps/elsewhere"`)
 }
 
-// fill appends many small events of a hundred ConfigMaps, and lets them be below the floor.
+// fill appends many small events of a hundred ConfigMaps, and moves the floor above them.
 func fill(t *testing.T, s *Server, events int, text string) {
 	p := s.config.Cell.Projection
 	for n := 0; n < events; {
@@ -521,7 +522,8 @@ func fill(t *testing.T, s *Server, events int, text string) {
 	require.NoError(t, p.Retain(t.Context(), applied, applied))
 }
 
-// TestChangesThatMatchNothing: what is looked at for nothing counts for a page, and takes a turn if it is much.
+// TestChangesThatMatchNothing: events that match nothing count for a page, too. If they are many, the request takes a
+// turn.
 func TestChangesThatMatchNothing(t *testing.T) {
 	for name, of := range map[string]struct {
 		events, pages int
@@ -557,8 +559,8 @@ func TestChangesThatMatchNothing(t *testing.T) {
 	}
 }
 
-// TestViewTellsWhoWrites: who may view a namespace learns who writes there, from history alone, and no longer once the
-// role that says so is not part of 'view'.
+// TestViewTellsWhoWrites: a user with the role 'view' in a namespace learns from history who writes there, but not once
+// the role that grants this is no longer part of 'view'.
 func TestViewTellsWhoWrites(t *testing.T) {
 	s := newArchive(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("root"))
@@ -573,15 +575,16 @@ func TestViewTellsWhoWrites(t *testing.T) {
 	s.must(t, 200, request{method: "GET", path: configMaps + "/a"}.as("ann"))
 }
 
-// TestMomentsTakeTurns: a moment between two checkpoints, which costs a pass over archived events, and one that is
-// named by a time, wait for other heavy reads of their user. A revision that is at hand does not.
+// TestMomentsTakeTurns: some requests of the past wait for other heavy reads of their user: at a moment between two
+// checkpoints, which needs a pass over archived events, and at a moment that is named by a time. A request at a
+// revision in memory does not wait.
 func TestMomentsTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) {
 		p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
 		require.NoError(t, err)
 		c.Cell.Projection, c.Requests = p, RequestLimits{Timeout: time.Second}
 	})
-	fill(t, s, 10, "{}") // and a checkpoint
+	fill(t, s, 10, "{}") // and makes a checkpoint
 	fill(t, s, 10, "{}")
 	fill(t, s, 10, "{}")
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("ann"))

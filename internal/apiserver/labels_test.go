@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// TestDecodesLabels: it is known which built-in kinds get labels by being decoded: upstream's defaults take them from a
-// template. Lists judge all others by their stored labels.
+// TestDecodesLabels: the code knows every built-in kind that gets labels when it is decoded: upstream's defaults copy
+// them from a template. Lists select objects of all other kinds by their stored labels.
 func TestDecodesLabels(t *testing.T) {
 	groups := newServer(t).groups
 	found := map[schema.GroupResource]bool{}
@@ -49,7 +49,7 @@ func hasMetadata(object runtime.Object) bool {
 	return err == nil && !isList
 }
 
-// label gives labels to all metadata in a value, and makes what is missing on the way.
+// label gives labels to all metadata in a value, and allocates the missing parts on the way.
 func label(v reflect.Value, depth int) {
 	if depth > 8 {
 		return

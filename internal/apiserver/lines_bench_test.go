@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// BenchmarkInformers starts watches of 10,000 objects of 1 KiB at once, as client-go's informers start, and reads each
-// up to the bookmark behind the state: in pieces, and one event after the other, as for watches that select.
+// BenchmarkInformers starts watches of 10,000 objects of 1 KiB at once, as client-go's informers do. It reads each
+// watch up to the bookmark after the state: in pieces, and event by event, as for watches that select.
 func BenchmarkInformers(b *testing.B) {
 	s := newServer(b, withFeed(b), func(c *Config) { c.Cell.Objects = kubestore.NewObjects(cache.NewBudget(96 << 20)) })
 	s.must(b, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})

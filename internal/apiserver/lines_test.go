@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// throughHandler counts the bytes that handlers write.
+// throughHandler counts the bytes that upstream's handlers write.
 type throughHandler struct {
 	http.ResponseWriter
 	n *atomic.Int64
@@ -30,8 +30,8 @@ func (c throughHandler) Write(p []byte) (int, error) {
 	return c.ResponseWriter.Write(p)
 }
 
-// TestLines: events with which watches begin come in pieces, and changes that many watches get pass upstream's handler
-// by where the client asked for plain objects over plain HTTP/1.1. Both are, byte for byte, what the handler sends.
+// TestLines: the first events of watches come in pieces, and changes that many watches get bypass upstream's handler,
+// if the client asks for plain objects over plain HTTP/1.1. Both are, byte for byte, what the handler would send.
 func TestLines(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	var handled atomic.Int64
@@ -48,7 +48,7 @@ func TestLines(t *testing.T) {
 	const (
 		watches  = 4
 		rounds   = 20
-		state    = 150 // some pieces
+		state    = 150 // enough for several pieces
 		services = "/api/v1/namespaces/default/services"
 
 		widget = `,"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}`
@@ -72,12 +72,12 @@ func TestLines(t *testing.T) {
 		{configMaps, "application/json;sv=v2,application/vnd.kubernetes.protobuf", "", true},
 		{customs, "application/json", widget, true},
 		{customs, "application/cbor", widget, true},
-		{strings.Replace(customs, "v1", "v2", 1), "application/json", strings.Replace(widget, "v1", "v2", 1), false}, // they are converted
+		{strings.Replace(customs, "v1", "v2", 1), "application/json", strings.Replace(widget, "v1", "v2", 1), false}, // these are converted
 		{customs, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", widget, false},
 		{customs, "application/vnd.kubernetes.protobuf;stream=watch;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json", widget, false},
 		{configMaps, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "", false},
 		{configMaps, "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "", false},
-		{services, "application/json", `,"spec":{"ports":[{"port":80}],"clusterIP":"None"}`, false}, // they are decorated
+		{services, "application/json", `,"spec":{"ports":[{"port":80}],"clusterIP":"None"}`, false}, // these are decorated
 		{clusterRoles, "application/json", `,"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"part":"yes"}}]}`, false},
 	} {
 		t.Run(fmt.Sprintf("%d %s", n, c.accept), func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestLines(t *testing.T) {
 				require.Equal(t, 200, response.StatusCode)
 				return eventsIn(response)
 			}
-			want := watch(reference, "&labelSelector=!none") // which the handler serves
+			want := watch(reference, "&labelSelector=!none") // the handler serves this watch
 			all := []func() (string, error){watch(reference, "")}
 			for range watches {
 				all = append(all, watch(plain, ""))
@@ -122,7 +122,7 @@ func TestLines(t *testing.T) {
 			for range state {
 				require.Contains(t, expect(), "ADDED")
 			}
-			for !strings.Contains(expect(), "BOOKMARK") { // of what was there before
+			for !strings.Contains(expect(), "BOOKMARK") { // skips the state
 			}
 			sent = 0
 			before := handled.Load()
@@ -148,7 +148,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionsLeaveNothing: who asks for versions that nobody serves leaves no metrics behind.
+// TestUnknownVersionsLeaveNothing: requests for versions that are not served leave no metrics behind.
 func TestUnknownVersionsLeaveNothing(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
@@ -166,7 +166,7 @@ func TestUnknownVersionsLeaveNothing(t *testing.T) {
 	require.NotContains(t, metrics, unserved)
 }
 
-// eventsIn reads one event of a watch after the other, also as CBOR.
+// eventsIn returns a function that reads the next event of a watch, also in CBOR.
 func eventsIn(response *http.Response) func() (string, error) {
 	contentType := response.Header.Get("Content-Type")
 	if contentType != "application/cbor-seq" {
@@ -184,6 +184,7 @@ func eventsIn(response *http.Response) func() (string, error) {
 	}
 }
 
-// columns of a Table come with the first event, and with those after it until the watch happens to be the one for which
-// upstream encodes an event. Its cells say how old the object is.
+// columns matches the columns of a Table, which come with the first event, and after that with every event until the
+// watch is the one for which upstream happens to encode an event. It also matches the cells, which show the object's
+// age.
 var columns = regexp.MustCompile(`"columnDefinitions":.*"cells":\[[^]]*\]`)

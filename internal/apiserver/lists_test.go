@@ -42,7 +42,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// bothWays are two servers of one cell, of which the second encodes each list as a whole.
+// bothWays makes two servers of one cell. The second encodes each list as a whole.
 func bothWays(t testing.TB) (pieces, whole *Server) {
 	pieces = newServer(t)
 	cell := pieces.config.Cell
@@ -55,8 +55,8 @@ func bothWays(t testing.TB) (pieces, whole *Server) {
 
 const customs = "/apis/example.com/v1/namespaces/default/widgets"
 
-// TestListsOfPieces: a list that is made of pieces is, byte for byte, the one that upstream's handler encodes as a
-// whole: whatever is listed, selected and accepted, and whichever writes came between.
+// TestListsOfPieces: a list that is made of pieces is, byte for byte, the list that upstream's handler encodes as a
+// whole, for every resource, selector and representation, and after any writes.
 func TestListsOfPieces(t *testing.T) {
 	pieces, whole := bothWays(t)
 	pieces.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"other"}}`})
@@ -185,15 +185,15 @@ func TestListsOfPieces(t *testing.T) {
 	require.Positive(t, found)
 }
 
-// ageless is an answer without the ages of a Table, which tick.
+// ageless removes the ages from a Table, because they change with time.
 func ageless(body string) string {
 	return agesInYAML.ReplaceAllString(agesInJSON.ReplaceAllString(body, `"AGE"`), "- AGE\n")
 }
 
 var agesInJSON, agesInYAML = regexp.MustCompile(`"(\d+[smhd])+"`), regexp.MustCompile(`- (\d+[smhd])+\n`)
 
-// selects checks that a list has what a query selects, and nothing else: what is judged by stored bytes, too, is so in
-// the objects.
+// selects checks that a list contains the objects that a query selects, and no others. It decodes the objects, while
+// the server may select by their stored bytes.
 func selects(t *testing.T, s *Server, path, query string) {
 	t.Helper()
 	asked, err := url.ParseQuery(query)
@@ -204,7 +204,7 @@ func selects(t *testing.T, s *Server, path, query string) {
 	require.NoError(t, err)
 	named := func(query string, selected func(labels.Set, fields.Set) bool) (names []string) {
 		got := request{method: "GET", path: path + query}.do(t, s)
-		if got.code == http.StatusBadRequest { // the kind has no such field
+		if got.code == http.StatusBadRequest { // the kind does not have this field
 			return nil
 		}
 		require.Equal(t, 200, got.code, got.body)
@@ -235,12 +235,12 @@ func selects(t *testing.T, s *Server, path, query string) {
 	require.Equal(t, expected, found, "%s?%s", path, query)
 }
 
-// lookedForPieces is how many pieces this process has found and how many made, whichever test they were of.
+// lookedForPieces is how many pieces this process has found and how many it has made, in all tests so far.
 func lookedForPieces(t testing.TB) (found, made float64) {
 	return measured(t, "logplane_list_piece_hits_total").GetCounter().GetValue(), measured(t, "logplane_list_piece_misses_total").GetCounter().GetValue()
 }
 
-// measured is a metric of this process, whichever test it is of.
+// measured is a metric of this process, over all tests so far.
 func measured(t testing.TB, name string) *dto.Metric {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(kubestore.Collectors()...)
@@ -255,8 +255,8 @@ func measured(t testing.TB, name string) *dto.Metric {
 	return nil
 }
 
-// TestListsInATightCache: pieces that have no room as they are sent are kept shorter. Else lists that take turns would
-// find nothing, because each pushes out what the next one needs.
+// TestListsInATightCache: pieces that do not fit into the cache as they are sent are kept compressed. Otherwise lists
+// that alternate would find no pieces, because each list evicts those that the next one needs.
 func TestListsInATightCache(t *testing.T) {
 	for name, committed := range map[string]bool{"in the tail": false, "in segments": true} {
 		t.Run(name, func(t *testing.T) { listInATightCache(t, committed) })
@@ -298,13 +298,13 @@ func listInATightCache(t *testing.T, committed bool) {
 			sum += len(got.body)
 		}
 		require.Greater(t, sum, room*5/4)
-		if _, made := lookedForPieces(t); round > 2 { // first, what was pushed out meanwhile is made again
+		if _, made := lookedForPieces(t); round > 2 { // in the first rounds, evicted pieces are made again
 			require.Zero(t, made-before, "pieces made in round %d", round)
 		}
 	}
 }
 
-// TestLargeSelectedListOfCustomResources: its pieces are made of maps by several goroutines, while the answer's
+// TestLargeSelectedListOfCustomResources: several goroutines make the list's pieces from maps, while the answer's
 // metadata are written.
 func TestLargeSelectedListOfCustomResources(t *testing.T) {
 	s := newServer(t)
@@ -315,7 +315,7 @@ func TestLargeSelectedListOfCustomResources(t *testing.T) {
 			`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%03d","labels":{"a":"b"},"annotations":{"v":%q}}}`, i, strings.Repeat("x", 120<<10))})
 	}
 	for range 5 {
-		s.Shrink() // nothing is kept
+		s.Shrink() // empties the cache
 		got := request{method: "GET", path: customs + "?labelSelector=a%3Db", accept: "application/json"}.do(t, s)
 		require.Equal(t, 200, got.code)
 		items := got.object(t)["items"].([]any)
@@ -326,8 +326,8 @@ func TestLargeSelectedListOfCustomResources(t *testing.T) {
 	}
 }
 
-// TestListsHavePieces: each of these lists is made of a piece, which is made once and then found. Those of Tables are
-// neither.
+// TestListsHavePieces: each of these lists consists of one piece, which is made once and found afterwards. Lists in the
+// form of Tables do neither.
 func TestListsHavePieces(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
@@ -351,8 +351,8 @@ func TestListsHavePieces(t *testing.T) {
 	}
 }
 
-// TestListsAreDecorated: what upstream's stores add to objects of older versions as they are read is in a list of
-// pieces too.
+// TestListsAreDecorated: upstream's stores add fields to objects of older versions as they are read. A list of pieces
+// has these fields, too.
 func TestListsAreDecorated(t *testing.T) {
 	pieces, whole := bothWays(t)
 	stored := protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme)
@@ -387,8 +387,8 @@ func TestListsAreDecorated(t *testing.T) {
 	}
 }
 
-// TestListsOfAggregatedRoles: a list has the rules that a ClusterRole gets of others now, also where it has not changed
-// itself.
+// TestListsOfAggregatedRoles: a list shows the rules that a ClusterRole gets from others now, even if the ClusterRole
+// itself has not changed.
 func TestListsOfAggregatedRoles(t *testing.T) {
 	s := newServer(t)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -404,7 +404,8 @@ func TestListsOfAggregatedRoles(t *testing.T) {
 	}
 }
 
-// TestAllListsHavePieces: no kind is encoded as a whole, and takes memory by its size, unless this test says so.
+// TestAllListsHavePieces: only the kinds that this test names are encoded as a whole, which takes memory by the list's
+// size.
 func TestAllListsHavePieces(t *testing.T) {
 	s := newServer(t)
 	described := 0
@@ -413,10 +414,10 @@ func TestAllListsHavePieces(t *testing.T) {
 		require.NoError(t, err)
 		for version, resources := range built.info.VersionedResourcesStorageMap {
 			for resource, registry := range resources {
-				if _, lists := registry.(rest.Lister); !lists || name == history.GroupName || resource == "componentstatuses" { // they are not stored
+				if _, lists := registry.(rest.Lister); !lists || name == history.GroupName || resource == "componentstatuses" { // these are not stored
 					continue
 				}
-				if resource == "clusterroles" { // which get rules of others
+				if resource == "clusterroles" { // they get the rules of others
 					continue
 				}
 				kind := lists.Kind{Resource: schema.GroupResource{Group: name, Resource: resource}, Version: schema.GroupVersion{Group: name, Version: version}}
@@ -429,13 +430,14 @@ func TestAllListsHavePieces(t *testing.T) {
 	require.Greater(t, described, 50)
 }
 
-// TestLargeLists: a list that is larger than what a process holds of it is made while it is sent. An object that cannot
-// be read breaks it off where the answer has begun, and is an error where it has not.
+// TestLargeLists: a list that is larger than the part that a process keeps of it is made while it is sent. If an object
+// cannot be read, the answer breaks off if it has begun, and is an error otherwise.
 func TestLargeLists(t *testing.T) {
 	pieces, whole := bothWays(t)
 	noise, text := rand.NewChaCha8([32]byte{}), make([]byte, 480_000)
 	for n := range 24 {
-		// Text that is short when it is compressed is kept so, and a list of it is whole before its answer begins.
+		// Random text, since compressible text would be kept short, and such a list is complete before its answer
+		// begins.
 		_, _ = noise.Read(text)
 		body := fmt.Sprintf(`{"metadata":{"name":"large-%02d"},"data":{"v":"%s"}}`, n, base64.StdEncoding.EncodeToString(text))
 		pieces.must(t, 201, request{method: "POST", path: configMaps, body: body})
@@ -504,7 +506,7 @@ func TestLargeLists(t *testing.T) {
 	}
 }
 
-// TestListsThatAreNoPieces: a list whose encoding is not what was negotiated here is encoded as a whole.
+// TestListsThatAreNoPieces: a list is encoded as a whole if its encoding is not the one that was negotiated here.
 func TestListsThatAreNoPieces(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
@@ -526,13 +528,13 @@ func (o onlyJSON) SupportedMediaTypes() []runtime.SerializerInfo {
 	return o.NegotiatedSerializer.SupportedMediaTypes()[:1]
 }
 
-// fromCBOR decodes a body, whose keys have no order.
+// fromCBOR decodes a body, since the keys of CBOR maps have no order.
 func fromCBOR(t testing.TB, a answer) (value any) {
 	require.NoError(t, cbor.Unmarshal([]byte(plainOf(t, a)), &value))
 	return value
 }
 
-// plainOf is a body without its compression.
+// plainOf is the body after decompression.
 func plainOf(t testing.TB, a answer) string {
 	switch a.header.Get("Content-Encoding") {
 	case "":

@@ -66,7 +66,7 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 		return nil, errors.New("the loopback client does not watch")
 	}
 	as := l.user
-	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // but not for requests that this one causes
+	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // nor what it causes
 		as = controller(name)
 	}
 	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's connection is not this request's

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// withNodes gives two nodes and an administrator tokens, and lets nodes do what they need.
+// withNodes gives tokens to two nodes and an administrator, and grants nodes the rights that they need.
 func withNodes(t testing.TB) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nn1-token,system:node:n1,2,system:nodes\nn2-token,system:node:n2,3,system:nodes\nann-token,ann,4\n"), 0o600))
@@ -18,8 +18,8 @@ func withNodes(t testing.TB) func(*Config) {
 	}
 }
 
-// TestNodesReadWhatTheirPodsUse: a node may read a Secret from the next request on after a Pod that uses it was bound
-// to the node, on another process, and no longer once the Pod is gone.
+// TestNodesReadWhatTheirPodsUse: another process binds a Pod that uses a Secret to a node. From the next request on the
+// node may read the Secret, and no longer once the Pod is gone.
 func TestNodesReadWhatTheirPodsUse(t *testing.T) {
 	one, other, _ := twoServers(t, withNodes(t))
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -38,7 +38,7 @@ func TestNodesReadWhatTheirPodsUse(t *testing.T) {
 		other.must(t, 200, secret.as("n1"))
 		other.Shrink()
 		one.must(t, 200, request{method: "DELETE", path: pods + "/y?gracePeriodSeconds=0"}.as("root"))
-		one.must(t, 201, using("y", "")) // one of the same name that is not bound
+		one.must(t, 201, using("y", "")) // a Pod of the same name that is not bound
 		other.must(t, 403, secret.as("n1"))
 		one.must(t, 200, request{method: "DELETE", path: pods + "/y?gracePeriodSeconds=0"}.as("root"))
 	}
@@ -54,7 +54,7 @@ func TestNodesReadWhatTheirPodsUse(t *testing.T) {
 	other.must(t, 403, secret.as("ann"))
 }
 
-// TestNodesAreRestricted: a node changes itself and its own Pods, and no others.
+// TestNodesAreRestricted: a node may change itself and its own Pods, but not other nodes and Pods.
 func TestNodesAreRestricted(t *testing.T) {
 	s := newServer(t, withNodes(t))
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -74,5 +74,5 @@ func TestNodesAreRestricted(t *testing.T) {
 	phase := request{method: "PATCH", path: pods + "/x/status", body: `{"status":{"phase":"Running"}}`, contentType: "application/merge-patch+json"}
 	s.must(t, 403, phase.as("n1"))
 	s.must(t, 200, phase.as("n2"))
-	s.must(t, 403, pod("y", `,"nodeName":"n1"`).as("n1")) // it is no mirror of a Pod of the node's own
+	s.must(t, 403, pod("y", `,"nodeName":"n1"`).as("n1")) // it is not a mirror Pod of the node
 }

@@ -98,8 +98,8 @@ func TestOpenAPIServing(t *testing.T) {
 	}
 }
 
-// The index names each document with its hash. With the right hash an answer
-// holds for ever. With any other hash the client is sent to the right one.
+// The index names each document with its hash. If the hash in a URL is right, the answer may be cached for ever.
+// Otherwise the client is redirected to the right one.
 func TestOpenAPIIndex(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -122,7 +122,7 @@ func TestOpenAPIIndex(t *testing.T) {
 	}
 }
 
-// Splicing CRDs into the generated document gives what upstream makes by merging whole documents.
+// Splicing CRDs into the generated document gives the same result as upstream's merge of whole documents.
 func TestOpenAPIV2OfCRDs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds large documents")
@@ -164,8 +164,8 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 	require.Equal(t, "2.0", document.Swagger)
 }
 
-// TestOpenAPITakesTurns: a document of OpenAPI waits for other heavy reads of its user. Who has it already, and asks
-// whether it has changed, does not, nor does the index.
+// TestOpenAPITakesTurns: a request for an OpenAPI document waits for other heavy reads of its user. A client that only
+// asks whether its document has changed does not wait, nor does a request for the index.
 func TestOpenAPITakesTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
 	takeTurns(t, s, "ann")

@@ -24,8 +24,8 @@ func (s *Server) lastEvent(t testing.TB) (last eventlog.Event) {
 	return last
 }
 
-// TestEventsNameWhoWroteThem: an event has the user and the program of its request, whom the user acted as, and the
-// Audit-Id of the answer. An Audit-Id that a client uses twice is no two requests' id.
+// TestEventsNameWhoWroteThem: an event has the user and the program of its request, the user whom that user acted as,
+// and the Audit-Id of the answer. If a client uses an Audit-Id twice, the two requests still have different ids.
 func TestEventsNameWhoWroteThem(t *testing.T) {
 	s := newGuarded(t)
 	create := func(name string) request {
@@ -52,8 +52,8 @@ func TestEventsNameWhoWroteThem(t *testing.T) {
 	require.Len(t, ids, 2)
 }
 
-// TestLoopbackWritesInTheCallersName: what a request causes through the loopback is its author's, and what a part of
-// Logplane causes is that part's. Each has an Audit-Id of its own.
+// TestLoopbackWritesInTheCallersName: if a request writes through the loopback, the author is the request's author. If
+// a part of Logplane does, the author is that part. Each request has its own Audit-Id.
 func TestLoopbackWritesInTheCallersName(t *testing.T) {
 	s := newGuarded(t)
 	write := func(ctx context.Context, name string) {
@@ -70,8 +70,8 @@ func TestLoopbackWritesInTheCallersName(t *testing.T) {
 	require.Equal(t, eventlog.Author{User: "system:logplane:lifecycle"}, s.lastEvent(t).Author)
 }
 
-// TestEndpointsGoWithTheirService: the Endpoints of a service are deleted by who deletes the service, through its
-// finalizers too, and stay if a transaction that deletes it fails.
+// TestEndpointsGoWithTheirService: a Service's Endpoints are deleted in the name of the user who deletes the Service,
+// also if it has finalizers. They stay if a transaction that deletes the Service fails.
 func TestEndpointsGoWithTheirService(t *testing.T) {
 	s := newGuarded(t)
 	const core = "/api/v1/namespaces/default"

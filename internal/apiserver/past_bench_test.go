@@ -28,12 +28,12 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// day is a cell of so many ConfigMaps of 1 KiB that were changed for 24 hours, as far as its checkpoints and floors can
-// tell: at the end of each hour a checkpoint was made, and the floor is an hour old.
+// day is a cell of 10,000 ConfigMaps of 1 KiB that were changed for 24 hours. The clock is not that of a day, but
+// checkpoints and floors are: each hour ends with a checkpoint, and the floor is an hour old.
 type day struct {
 	log    *eventlog.Log
 	bucket *bucket.Counted
-	// hours are the revisions at the ends of the hours.
+	// hours are the revisions at the end of each hour.
 	hours []projection.Revision
 }
 
@@ -108,7 +108,7 @@ func (d *day) open(t testing.TB, change func(*projection.Config)) *projection.Pr
 	return p
 }
 
-// serve starts a process of the cell that has read nothing but a namespace.
+// serve starts a process of the cell that has read only a namespace.
 func (d *day) serve(t testing.TB, caches ...int64) *Server {
 	p := d.open(t, func(c *projection.Config) {
 		c.ReadOnly = true
@@ -122,10 +122,10 @@ func (d *day) serve(t testing.TB, caches ...int64) *Server {
 	return s
 }
 
-// get asks, and says how long that took and what was read of the bucket.
+// get sends a request, and returns how long it took and how many reads of the bucket it caused.
 func (d *day) get(t testing.TB, s *Server, path string) (took time.Duration, reads int64, a answer) {
 	before, start := d.bucket.Counts(), time.Now()
-	a = request{method: "GET", path: path, header: http.Header{"User-Agent": {"kubectl/v1.36.3"}}}.do(t, s) // curl's JSON is made for people
+	a = request{method: "GET", path: path, header: http.Header{"User-Agent": {"kubectl/v1.36.3"}}}.do(t, s) // curl would get indented JSON
 	took = time.Since(start)
 	after := d.bucket.Counts()
 	reads = after.Get + after.GetRange - before.Get - before.GetRange
@@ -135,8 +135,8 @@ func (d *day) get(t testing.TB, s *Server, path string) (took time.Duration, rea
 
 const changedObject = historyPath + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/c09999"
 
-// TestAMomentCostsAList: what is asked of the past asks the bucket little more than what is asked of the present, and
-// the versions of an object among many events are found without reading the others.
+// TestAMomentCostsAList: a request of the past reads little more from the bucket than one of the present. The versions
+// of an object are found among many events without reading the other events.
 func TestAMomentCostsAList(t *testing.T) {
 	d := newDay(t, 24*400)
 	_, today, _ := d.get(t, d.serve(t), configMapsPath)
@@ -152,8 +152,8 @@ func TestAMomentCostsAList(t *testing.T) {
 	require.LessOrEqual(t, warm, int64(2))
 }
 
-// BenchmarkPast prints what the past costs in a cell of 10,000 ConfigMaps that has seen LOGPLANE_EVENTS changes, a
-// million by 'make bench-history', in what its checkpoints take for a day.
+// BenchmarkPast prints what the past costs in a cell of 10,000 ConfigMaps after LOGPLANE_EVENTS changes ('make
+// bench-history': a million). For its checkpoints, these changes take a day.
 func BenchmarkPast(b *testing.B) {
 	events, err := strconv.Atoi(os.Getenv("LOGPLANE_EVENTS"))
 	if err != nil {
@@ -194,7 +194,7 @@ func BenchmarkPast(b *testing.B) {
 		s = d.serve(b, 32<<20)
 		heap := func() uint64 {
 			runtime.GC()
-			runtime.GC() // pools are emptied by the second
+			runtime.GC() // the second run empties pools
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			return m.HeapAlloc

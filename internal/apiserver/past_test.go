@@ -26,17 +26,17 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// recorded is what was answered at a revision.
+// recorded is a request and its answer at a revision.
 type recorded struct {
 	path, accept string
 	code         int
 	body         string
 }
 
-// age is the only column of a table that depends on when it is asked for.
+// age matches the only column of a Table that depends on when it is requested.
 var age = regexp.MustCompile(`"([0-9]+(d|h|m|s|ms))+"|<invalid>`)
 
-// random writes objects of some kinds, and changes and drops the definition of one of them.
+// randomPast writes objects of some kinds, and changes and deletes the definition of one of the kinds.
 type randomPast struct {
 	*rand.Rand
 	t *testing.T
@@ -51,7 +51,7 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/default/deployments"
 )
 
-// merging is a request of which a patch is a merge patch.
+// merging is a request that is a merge patch if its method is PATCH.
 func merging(method, path, body string) request {
 	q := request{method: method, path: path, body: body}
 	if method == "PATCH" {
@@ -116,7 +116,7 @@ func (r *randomPast) step() {
 
 const table = "application/json;as=Table;g=meta.k8s.io;v=v1"
 
-// otherKinds are kinds of which objects come, get other labels and go.
+// otherKinds are kinds whose objects are created, relabelled and deleted.
 var otherKinds = []struct{ path, body string }{
 	{"/api/v1/namespaces/default/secrets", `"stringData":{"a":"b"}`},
 	{"/api/v1/namespaces/default/services", `"spec":{"ports":[{"port":80}]}`},
@@ -151,7 +151,7 @@ func (r *randomPast) other(name string) {
 	}
 }
 
-// questions are what a client may ask.
+// questions are requests that a client may send.
 func (r *randomPast) questions() []recorded {
 	name := fmt.Sprint("n", r.n%6)
 	other := otherKinds[r.n%len(otherKinds)].path
@@ -167,7 +167,7 @@ func (r *randomPast) questions() []recorded {
 	}
 }
 
-// record asks some of it, and is right only if nobody writes meanwhile.
+// record sends some of the questions. The answers belong to one revision only if nobody writes meanwhile.
 func (r *randomPast) record() (all []recorded) {
 	for _, q := range append(r.questions()[:1], r.some()...) {
 		q.code, q.body = r.ask("", q)
@@ -176,7 +176,7 @@ func (r *randomPast) record() (all []recorded) {
 	return all
 }
 
-// some is every question in its turn, eight at a time.
+// some returns eight questions at a time, in turn.
 func (r *randomPast) some() []recorded {
 	all := r.questions()
 	start := r.n * 8 % len(all)
@@ -188,19 +188,19 @@ func (r *randomPast) ask(prefix string, q recorded) (int, string) {
 	if q.accept == table {
 		a.body = age.ReplaceAllString(a.body, "AGE")
 	}
-	if strings.HasPrefix(a.header.Get("Content-Type"), "application/cbor") { // whose encoder does not sort keys
+	if strings.HasPrefix(a.header.Get("Content-Type"), "application/cbor") { // its encoder does not sort keys
 		var decoded any
 		require.NoError(r.t, direct.Unmarshal([]byte(a.body), &decoded))
 		a.body = fmt.Sprint(decoded)
 	}
-	if len(a.body) > 1<<15 { // thousands are kept
+	if len(a.body) > 1<<15 { // thousands of answers are kept
 		a.body = fmt.Sprintf("%x", sha256.Sum256([]byte(a.body)))
 	}
 	return a.code, a.body
 }
 
-// Whatever a client asked for at some moment, it is told again under '/at', byte for byte: by revision and by time,
-// from the newest view, from checkpoints and from archived events, and with definitions as they were.
+// A client that asked for something at some moment gets the same answer under '/at' later, byte for byte: by revision
+// and by time, from the newest view, from checkpoints and from archived events, and with definitions as they were.
 func TestPastIsWhatWasAnswered(t *testing.T) {
 	for _, name := range []string{"kept", "checkpoints", "archive"} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestPastIsWhatWasAnswered(t *testing.T) {
 			defer writer.Wait()
 			defer close(writing)
 			moments := 0
-			for at, all := range answers { // in no order
+			for at, all := range answers { // in random order
 				if moments++; moments > 1000 {
 					break
 				}
@@ -286,7 +286,7 @@ func TestPastIsWhatWasAnswered(t *testing.T) {
 	}
 }
 
-// pages are all pages of a list.
+// pages returns all pages of a list.
 func (r *randomPast) pages(prefix, path string) string {
 	var all strings.Builder
 	token := ""
@@ -340,7 +340,7 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
-	// Of discovery, kubectl prints the warnings of an answer and not its body.
+	// For discovery, kubectl prints the warnings of an answer and not its body.
 	for _, moment := range []string{"1h", "99999999", "tomorrow"} {
 		a := at("GET", "/at/"+moment+"/api")
 		require.GreaterOrEqual(t, a.code, 400, moment)
@@ -350,12 +350,12 @@ func TestPastRefusals(t *testing.T) {
 	}
 }
 
-// TestPastOfADay: whoever names a day or a clock, in a path or a selection, is told what the server takes it for. Who
-// asks what a moment means learns its revision and when that was written.
+// TestPastOfADay: a client that names a day or a time without a zone, in a path or a selector, is told how the server
+// understands it. A client that asks what a moment means learns its revision and when that revision was written.
 func TestPastOfADay(t *testing.T) {
 	s := newServer(t)
 	head := fieldOf(s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}).object(t), "metadata.resourceVersion").(string)
-	clock := time.Now().UTC().Add(10 * time.Second).Format("2006-01-02T15:04:05") // which clocks may differ by
+	clock := time.Now().UTC().Add(10 * time.Second).Format("2006-01-02T15:04:05") // clocks may differ by this much
 	const changes = historyPath + "/changes?fieldSelector=from%3D1,to%3D"
 	for _, path := range []string{"/at/" + clock + configMaps, "/at/" + strings.Replace(clock, "T", "%20", 1) + configMaps + "/a", changes + clock} {
 		a := s.must(t, 200, request{method: "GET", path: path})
@@ -373,7 +373,7 @@ func TestPastOfADay(t *testing.T) {
 	require.Equal(t, written.UTC().Format(time.RFC3339Nano), a.header.Get("Logplane-Time"))
 }
 
-// A watch of the past brings the changes up to the moment and a bookmark, and ends, although the process has no feed.
+// A watch of the past delivers the changes up to the moment and a bookmark, and ends, even if the process has no feed.
 func TestPastWatch(t *testing.T) {
 	s := newServer(t)
 	send := func(method, path, body string) string {
@@ -415,7 +415,7 @@ func TestPastWatch(t *testing.T) {
 	}
 }
 
-// An aggregated ClusterRole has the rules that it had then, however it is asked for.
+// In every kind of request of the past, an aggregated ClusterRole has the rules that it had then.
 func TestPastRoles(t *testing.T) {
 	s := newServer(t)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -434,7 +434,8 @@ func TestPastRoles(t *testing.T) {
 	}
 }
 
-// What a rule of history lets go is 410 below '/at', and says so; everything else of that moment is there.
+// Objects that a history rule has dropped are answered 410 below '/at', with the reason. All other objects are still
+// there.
 func TestPastOfRules(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,

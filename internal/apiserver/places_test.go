@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// waiter takes places and records who was served.
+// waiter takes places and records which users were served.
 type waiter struct {
 	p      *places
 	served chan string
@@ -27,7 +27,7 @@ func (w waiter) takes(t *testing.T, user string) *place {
 	return p
 }
 
-// waits takes a place as soon as one is free.
+// waits waits for a place in a goroutine.
 func (w waiter) waits(t *testing.T, user string) {
 	go func() {
 		p, err := w.p.take(t.Context(), user)
@@ -39,7 +39,7 @@ func (w waiter) waits(t *testing.T, user string) {
 		<-t.Context().Done()
 		p.end()
 	}()
-	synctest.Wait() // so users wait in the order of the calls
+	synctest.Wait() // so that users wait in the order of the calls
 }
 
 // next is the user who was served since the last call, or 'nobody'.
@@ -53,7 +53,7 @@ func (w waiter) next() string {
 	}
 }
 
-// TestPlacesAreShared: nobody has more than a share. Of those who wait, the one with the fewest places is next.
+// TestPlacesAreShared: nobody holds more than a share. The next place goes to the waiting user who holds the fewest.
 func TestPlacesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := waiter{newPlaces("read", 4, 2, time.Minute), make(chan string, 100)}
@@ -80,8 +80,8 @@ func TestPlacesAreShared(t *testing.T) {
 	})
 }
 
-// TestPlacesAreNotWaitedForForever: a request does not wait if too many
-// do, and stops when it has waited too long or its client has gone.
+// TestPlacesAreNotWaitedForForever: a request does not wait if too many wait already. It stops waiting after its
+// patience, or when its client is gone.
 func TestPlacesAreNotWaitedForForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlaces("write", 1, 1, time.Minute)
@@ -116,7 +116,7 @@ func TestPlacesAreNotWaitedForForever(t *testing.T) {
 	})
 }
 
-// TestWaitingHoldsNoPlace: a request that waits for others gives its place back, and takes one again.
+// TestWaitingHoldsNoPlace: a request that waits for other requests gives its place back, and then takes a place again.
 func TestWaitingHoldsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlaces("read", 1, 1, time.Minute)
@@ -185,7 +185,8 @@ func TestAPlaceOfARequestThatEnded(t *testing.T) {
 	})
 }
 
-// TestAPlaceThatEndedWhileItsRequestWaited: it is not taken again, although places are free and the request goes on.
+// TestAPlaceThatEndedWhileItsRequestWaited: the place is not taken again, although places are free and the request goes
+// on.
 func TestAPlaceThatEndedWhileItsRequestWaited(t *testing.T) {
 	p := newPlaces("watch", 1, 1, time.Minute)
 	held, err := p.take(t.Context(), "a")
@@ -202,7 +203,7 @@ func taken(p *places) int {
 	return p.taken
 }
 
-// TestAWaitThatPanics: it counts no longer among those of its user that wait, and nothing of the user is kept.
+// TestAWaitThatPanics: the request no longer counts as waiting, and the user is forgotten.
 func TestAWaitThatPanics(t *testing.T) {
 	p := newPlaces("read", 1, 1, time.Minute)
 	one, err := p.take(t.Context(), "ann")
@@ -215,7 +216,8 @@ func TestAWaitThatPanics(t *testing.T) {
 	require.Zero(t, p.taken)
 }
 
-// TestATurn: a request has at most one turn, waits for it without its place, and has it for no longer than allowed.
+// TestATurn: a request has at most one turn, holds no place while it waits for the turn, and loses it after the longest
+// time.
 func TestATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads, heavy := newPlaces("read", 1, 1, time.Minute), newPlaces("heavy", 2, 1, time.Minute)
@@ -250,8 +252,8 @@ func TestATurn(t *testing.T) {
 	})
 }
 
-// TestTurnsOfAWrite: a write that goes on for long lets others have their turns, waits for its next one among them, and
-// in the end goes on without one. Where it may not wait, it goes on with the turn that it has.
+// TestTurnsOfAWrite: a long write gives its turn to others, waits for its next turn behind them, and in the end goes on
+// without one. If it may not wait, it keeps its turn.
 func TestTurnsOfAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		writes, heavy := newPlaces("write", 4, 4, time.Minute), newPlaces("heavy", 1, 1, time.Minute)
@@ -287,15 +289,15 @@ func TestTurnsOfAWrite(t *testing.T) {
 	})
 }
 
-// heldBy is how many places a user has.
+// heldBy is how many places a user holds.
 func heldBy(p *places, user string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.users[user].held
 }
 
-// TestTurnsComeBack: a request has no turn while it waits for others, once its answer has begun, or once it has ended.
-// Upstream may still be at work for it then.
+// TestTurnsComeBack: a request holds no turn while it waits for other requests, after its answer has begun, or after it
+// has ended, even if upstream still works for it.
 func TestTurnsComeBack(t *testing.T) {
 	places, heavy := newPlaces("", 4, 4, time.Second), newPlaces("", 2, 2, time.Second)
 	own, err := places.take(t.Context(), "ann")
@@ -318,7 +320,7 @@ func TestTurnsComeBack(t *testing.T) {
 	require.Zero(t, taken(heavy)+taken(places))
 }
 
-// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is exceeded and nothing is left.
+// TestPlacesAtRandom: in whatever order requests come, wait, give up and end, no bound is exceeded and nothing is left.
 func TestPlacesAtRandom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, share = 5, 3
@@ -372,8 +374,8 @@ func TestPlacesAtRandom(t *testing.T) {
 	})
 }
 
-// TestARefusedTurnIsAPause: a request that has worked, and whose user has too many that wait for a turn, is refused as
-// late as a client should ask again, and goes on if one of them is done before that.
+// TestARefusedTurnIsAPause: too many requests of a user wait for a turn. Another one is refused only after the time
+// after which a client should try again. It goes on if one of the others is done before that.
 func TestARefusedTurnIsAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, heavy := newPlaces("read", 3, 3, time.Minute), newPlaces("heavy", 1, 1, time.Minute)
@@ -407,8 +409,9 @@ func TestARefusedTurnIsAPause(t *testing.T) {
 	})
 }
 
-// TestStartsHaveTurns: a watch that reads for long gives its place to others again and again, and is not refused when
-// it has to wait for one for longer than a request may. Whoever stays in its place loses it after a second.
+// TestStartsHaveTurns: a starting watch that reads for long gives its place to others again and again. It is not
+// refused, even if it waits longer for a place than a request may. A watch that keeps its place loses it after a
+// second.
 func TestStartsHaveTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		starts := newPlaces("watch", 1, 1, 15*time.Second)
@@ -442,7 +445,8 @@ func TestStartsHaveTurns(t *testing.T) {
 	})
 }
 
-// TestStartsThatCannotLeave: where too many of a user wait already, a watch that begins keeps its place meanwhile.
+// TestStartsThatCannotLeave: if too many requests of a user wait already, a starting watch keeps its place while it
+// waits.
 func TestStartsThatCannotLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		starts := newPlaces("watch", 1, 1, 15*time.Second)

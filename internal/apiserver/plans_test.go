@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
-// planned sends a plan. Dry says that nothing may be written, and agreed is what an answer before it said.
+// planned sends a plan. dry means that nothing may be written. agreed is an earlier answer that the user has agreed to.
 func (s *Server) planned(t *testing.T, spec string, dry bool, agreed *history.Plan) *history.Plan {
 	t.Helper()
 	r := request{method: "POST", path: historyPath + "/plans"}
@@ -35,7 +35,7 @@ func (s *Server) planned(t *testing.T, spec string, dry bool, agreed *history.Pl
 	return got
 }
 
-// newestOf is the newest revision of a ConfigMap, 0 if there is none.
+// newestOf is the newest revision of a ConfigMap, 0 if it does not exist.
 func (s *Server) newestOf(t *testing.T, name string) string {
 	t.Helper()
 	a := request{method: "GET", path: configMaps + "/" + name}.do(t, s)
@@ -45,8 +45,8 @@ func (s *Server) newestOf(t *testing.T, name string) string {
 	return fieldOf(a.object(t), "metadata.resourceVersion").(string)
 }
 
-// TestPlan: a dry run writes nothing and says what would change; what is done is done in one append; and what has come
-// since the dry run is left alone.
+// TestPlan: a dry run writes nothing and says what would change. The plan is carried out in one append. Changes that
+// came after the dry run are left alone.
 func TestPlan(t *testing.T) {
 	s := newServer(t)
 	patch := func(name, value string) {
@@ -72,8 +72,8 @@ func TestPlan(t *testing.T) {
 		require.Equal(t, []string{"data.v"}, c.Fields)
 		require.Empty(t, c.ResourceVersion)
 	}
-	patch("b", "3") // another change of those that are taken back
-	patch("d", "2") // an object of which the plan said nothing
+	patch("b", "3") // another change by the user whose changes are undone
+	patch("d", "2") // an object that the plan did not name
 	done := s.planned(t, undo, false, dry)
 	for _, name := range []string{"a", "c"} {
 		require.Equal(t, "1", fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/" + name}).object(t), "data.v"))
@@ -104,7 +104,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanWithARefusal: what is refused is named, and the rest is written.
+// TestPlanWithARefusal: a step that is refused is named in the answer, and the other steps are written.
 func TestPlanWithARefusal(t *testing.T) {
 	s := newServer(t)
 	secret := func(name, kind string) request {
@@ -126,8 +126,8 @@ func TestPlanWithARefusal(t *testing.T) {
 	}
 }
 
-// TestPlanWritesAsItsUser: what a plan writes is written by who sends it, and what is made again belongs to the
-// managers who had it.
+// TestPlanWritesAsItsUser: a plan's writes have the user who sends the plan as author. An object that is made again has
+// the managers that it had.
 func TestPlanWritesAsItsUser(t *testing.T) {
 	s := newServer(t)
 	apply := func(manager, data string) {
@@ -151,8 +151,9 @@ func TestPlanWritesAsItsUser(t *testing.T) {
 	require.Equal(t, "logplane-undelete", versions.Items[0].UserAgent)
 }
 
-// TestPlanOwners: what is written names owners by the uids that they have now, and no owner that is not there: the
-// collector would delete it. What was there at the moment does not go with an owner that came later.
+// TestPlanOwners: an object that a plan writes names its owners by their present uids. It names no missing owner,
+// because the collector would then delete it. An object of the moment is not deleted together with an owner that came
+// later.
 func TestPlanOwners(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	for name, c := range map[string]struct {
@@ -210,8 +211,8 @@ func TestPlanOwners(t *testing.T) {
 	s.must(t, 200, request{method: "GET", path: secrets + "/later"})
 }
 
-// TestPlanMergesBySchema: a field is what it is to server-side apply. Others may change other items of a keyed list or
-// a set. A list that is atomic is one field.
+// TestPlanMergesBySchema: fields are what server-side apply calls fields. So others may change other items of a keyed
+// list or of a set, while an atomic list is one field.
 func TestPlanMergesBySchema(t *testing.T) {
 	s := newServer(t)
 	crd := definition("things", "example.com", "v1")
@@ -234,7 +235,7 @@ func TestPlanMergesBySchema(t *testing.T) {
 	const things, services = "/apis/example.com/v1/namespaces/default/things", "/api/v1/namespaces/default/services"
 	for name, c := range map[string]struct {
 		path, resource         string
-		before, one, two, want string // JSON of spec, but for "status"
+		before, one, two, want string // JSON of spec, or of status
 		field                  string // "spec" if empty
 		conflict               string
 	}{
@@ -267,7 +268,7 @@ func TestPlanMergesBySchema(t *testing.T) {
 			kind := map[string]string{things: `"apiVersion":"example.com/v1","kind":"One",`}[c.path]
 			s.must(t, 201, request{method: "POST", path: c.path, body: `{` + kind + `"metadata":{"name":"` + object + `"},"` + field + `":` + c.before + `}`})
 			revision := patch("one", c.one)
-			if c.field == "status" { // the last change, and not only one that is named
+			if c.field == "status" { // undo the last change, without naming its revision
 				revision = ""
 			} else {
 				patch("two", c.two)
@@ -288,8 +289,9 @@ func TestPlanMergesBySchema(t *testing.T) {
 	}
 }
 
-// TestRestoreOfOwnersElsewhere: a reference to an owner that is not restored comes back with the uid that the owner has
-// now; and what is another object than the one that was on its way out at the moment came later.
+// TestRestoreOfOwnersElsewhere: a reference to an owner that is not restored comes back with the owner's present uid.
+// An object was being deleted at the moment; another object of its name, made after that, counts as later than the
+// moment.
 func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	s := newServer(t)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -319,8 +321,8 @@ func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	require.Empty(t, s.newestOf(t, "going"))
 }
 
-// TestRestoreBeforeTheCollector: what has not changed, and names an owner that a restore makes again, names the new
-// owner.
+// TestRestoreBeforeTheCollector: a restore makes an owner again. An unchanged object that names the old owner then
+// names the new one.
 func TestRestoreBeforeTheCollector(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	s := newServer(t)
@@ -342,8 +344,8 @@ func TestRestoreBeforeTheCollector(t *testing.T) {
 	require.Empty(t, s.planned(t, restore, false, nil).Status.Changes)
 }
 
-// TestPlanOfWhatTheServerKeeps: what the API counts and names by itself is no change, nor are owners that are not made
-// again, and what is made again has it anew.
+// TestPlanOfWhatTheServerKeeps: fields that the API sets itself, such as counters and names, do not count as changes.
+// Nor do references to owners that are not made again. An object that is made again gets such fields anew.
 func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 	const workloads, jobs = "/apis/apps/v1/namespaces/default/daemonsets", "/apis/batch/v1/namespaces/default/jobs"
 	const pod = `"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}`
@@ -390,7 +392,7 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		s := newServer(t)
 		a := s.must(t, 201, request{method: "POST", path: jobs, body: `{"metadata":{"name":"x"},"spec":{"template":{` + pod + `}}`})
 		s.planned(t, fmt.Sprintf(`{"namespace":"default","undo":{"object":"jobs.batch/x","revision":"%v"}}`, fieldOf(a.object(t), "metadata.resourceVersion")), false, nil)
-		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // and does not wait until they are nobody's
+		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // and does not wait for its Pods to be orphaned
 	})
 	t.Run("the address of a Service that stays", func(t *testing.T) {
 		s := newServer(t, func(c *Config) { c.Services = services.Ranges{CIDR: "10.0.0.0/24"} })
@@ -401,7 +403,7 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		address := fmt.Sprint("/apis/networking.k8s.io/v1/ipaddresses/", fieldOf(a, "spec.clusterIP"))
 		s.must(t, 200, request{method: "GET", path: address})
 		body := strings.NewReplacer(`"sessionAffinity":"None"`, `"sessionAffinity":"ClientIP"`).Replace(encoded(a))
-		s.must(t, 200, request{method: "PUT", path: path + "/x", body: body, loopback: true}) // somebody else
+		s.must(t, 200, request{method: "PUT", path: path + "/x", body: body, loopback: true}) // another user
 		done := s.planned(t, fmt.Sprintf(`{"undo":{"user":"system:admin","since":"%d"}}`, since), false, nil)
 		require.Len(t, done.Status.Changes, 1)
 		require.Contains(t, done.Status.Changes[0].Left, "it was changed since")
@@ -440,8 +442,8 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 	})
 }
 
-// TestRestoreOfWhatHasMovedOn: a claim is bound to its volume again in each life, unless that is another's by now. What
-// has finished since the moment does not run again.
+// TestRestoreOfWhatHasMovedOn: a claim that is made again is bound to its volume again, unless the volume has another
+// claim by now. A Pod or Job that has finished since the moment does not run again.
 func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	s := newServer(t)
 	const claims, pods, volume = "/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/namespaces/default/pods", "/api/v1/persistentvolumes/v"
@@ -491,7 +493,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	require.Contains(t, strings.Join(done.Status.Changes[0].Notes, "; "), "is bound to claim 'other'")
 	require.Equal(t, uidOf(claims+"/other"), boundTo())
 
-	// A claim that somebody made for the volume of another one, which had its name, is not given it.
+	// A claim does not get a volume that belonged to an earlier claim of the same name.
 	s.must(t, 200, mergePatch(volume, `{"spec":{"claimRef":{"namespace":"default","name":"theirs","uid":"of-another"}}}`))
 	s.must(t, 201, request{method: "POST", path: claims, body: claim("theirs")})
 	gone(claims + "/theirs")
@@ -500,7 +502,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	require.Equal(t, "of-another", boundTo())
 }
 
-// TestUndoKnowsItsOwn: a client that calls itself as an undo does is undone as others are.
+// TestUndoKnowsItsOwn: the changes of a client that uses an undo's user agent are undone like any other.
 func TestUndoKnowsItsOwn(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
@@ -512,7 +514,7 @@ func TestUndoKnowsItsOwn(t *testing.T) {
 	require.NotContains(t, s.must(t, 200, request{method: "GET", path: configMaps + "/a"}).body, `"v":"2"`)
 }
 
-// TestUndoOfAToken: a token that was taken from a Secret is no good again after an undo.
+// TestUndoOfAToken: a token that was removed from a Secret does not become valid again by an undo.
 func TestUndoOfAToken(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	s, _, _ := twoServers(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}))

@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// withTail is a server whose process may hold this many bytes of events that nobody has committed.
+// withTail makes a server whose process may hold this many bytes of events that are not committed.
 func withTail(t *testing.T, bytes int) (*Server, *memory.Bucket) {
 	t.Helper()
 	log, bucket := eventlogtest.Log(t), memory.Strict(t)
@@ -27,13 +27,13 @@ func withTail(t *testing.T, bytes int) (*Server, *memory.Bucket) {
 	}), bucket
 }
 
-// large creates a config map of about 4 KiB.
+// large is a request that creates a ConfigMap of about 4 KiB.
 func large(name string) request {
 	return request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":%q}}`, name, strings.Repeat("x", 4000))}
 }
 
-// No commit succeeds. Once this process holds more events than it may, every write is 429 with Retry-After and changes
-// nothing, and reads go on. After a commit, writes are accepted again.
+// No commit succeeds. Once this process holds more events than it may, every write is answered 429 with Retry-After and
+// changes nothing, while reads go on. After a commit, writes are accepted again.
 func TestBackPressure(t *testing.T) {
 	if testing.Short() {
 		t.Skip("megabytes of writes")
@@ -91,8 +91,8 @@ func configMapNames(t *testing.T, s *Server) (names []any) {
 	return names
 }
 
-// There is no projector at all. The process that serves requests
-// commits before its tail has grown too long, and refuses nothing.
+// There is no projector at all. The process that serves requests commits before its tail has grown too long, and
+// refuses nothing.
 func TestTheAPIProjectsItself(t *testing.T) {
 	s, bucket := withTail(t, 100_000)
 	for i := range 100 {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWalkQuantities: a walk ends with any body, and sees quantities wherever the types have them.
+// TestWalkQuantities: a walk ends for every body, and finds quantities wherever the types have them.
 func TestWalkQuantities(t *testing.T) {
 	const long = `"1e-2000000000"`
 	pod := typesNamed("Pod")
@@ -31,7 +31,7 @@ func TestWalkQuantities(t *testing.T) {
 	require.NoError(t, walkQuantities([]byte(limits(long)), typesNamed("ConfigMap")))
 }
 
-// TestKindsAt: what upstream might take for the kind is one, and nothing else is.
+// TestKindsAt: kindsAt returns every text that upstream might take for the kind, and no other.
 func TestKindsAt(t *testing.T) {
 	for body, kinds := range map[string][]string{
 		`{"kind":"A","Kind":"B","KIND":"A","k\u0069nd":"C"}`: {"A", "B", "C"},
@@ -46,7 +46,7 @@ func TestKindsAt(t *testing.T) {
 	}
 }
 
-// BenchmarkWalkQuantities: as many values as a body may have, each a member of a struct.
+// BenchmarkWalkQuantities walks as many values as a body may have, each a member of a struct.
 func BenchmarkWalkQuantities(b *testing.B) {
 	body := []byte(`{"spec":{"containers":[` + strings.Repeat(`{"name":"a","image":"b"},`, 80_000) + `{}]}}`)
 	pod := typesNamed("Pod")
@@ -57,7 +57,7 @@ func BenchmarkWalkQuantities(b *testing.B) {
 	}
 }
 
-// TestRepetitionsAreCountedOnce: the instructions of a regular expression, whatever precedes its braces.
+// TestRepetitionsAreCountedOnce counts the instructions of regular expressions, whatever precedes the braces.
 func TestRepetitionsAreCountedOnce(t *testing.T) {
 	for pattern, instructions := range map[string]int{
 		"":                         0,
@@ -77,6 +77,6 @@ func TestRepetitionsAreCountedOnce(t *testing.T) {
 		require.Equal(t, instructions, c.repeated, "%.20s", pattern)
 	}
 	c := &compiled{}
-	c.pattern(strings.Repeat("){1000}", 400_000)) // looked back from each brace, this takes hours
+	c.pattern(strings.Repeat("){1000}", 400_000)) // this takes hours if each brace causes a search backwards
 	require.Greater(t, c.repeated, maxRepeated)
 }

@@ -19,7 +19,7 @@ import (
 
 const resourceQuotas = "/api/v1/namespaces/default/resourcequotas"
 
-// usedOf is what a quota says is used.
+// usedOf returns the usage that a quota's status shows.
 func usedOf(t *testing.T, s *Server, name string) map[string]string {
 	t.Helper()
 	var quota corev1.ResourceQuota
@@ -35,10 +35,10 @@ func quotaOf(name, hard string) string {
 	return `{"metadata":{"name":"` + name + `"},"spec":{"hard":{` + hard + `}}}`
 }
 
-// TestQuotasAreExact: many writers on two processes create and delete under one quota. It is never exceeded, and its
-// usage is the number of objects at every revision.
+// TestQuotasAreExact: many writers on two processes create and delete under one quota. The quota is never exceeded, and
+// its usage is the number of objects at every revision.
 func TestQuotasAreExact(t *testing.T) {
-	rounds, clients := 8, 16 // TestQuotaAcrossProcesses has as many as one likes
+	rounds, clients := 8, 16 // TestQuotaAcrossProcesses runs with any number of them
 	if testing.Short() {
 		rounds = 3
 	}
@@ -85,7 +85,7 @@ func TestQuotasAreExact(t *testing.T) {
 	require.NoError(t, err)
 	indexer := one.listers.IndexerOf(&corev1.ResourceQuota{})
 	for revision := view.Floor() + 1; revision <= view.Revision(); revision++ {
-		revision, err := one.config.Cell.Projection.EndOf(t.Context(), revision) // which is what is shown
+		revision, err := one.config.Cell.Projection.EndOf(t.Context(), revision) // clients are shown this revision
 		require.NoError(t, err)
 		row, found, err := view.Get(t.Context(), indexer.Prefix()+"default/q", revision)
 		require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestQuotasAreExact(t *testing.T) {
 	}
 }
 
-// TestWhatQuotasLimit: each kind of limit is charged by creates, updates and deletions, and given back.
+// TestWhatQuotasLimit: each kind of limit is charged by creates and updates, and given back by updates and deletions.
 func TestWhatQuotasLimit(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -113,7 +113,7 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"pods":"3","requests.cpu":"1","services.nodeports":"1","resourcequotas":"2","count/widgets.example.com":"1"`)})
 	require.Equal(t, map[string]string{"pods": "1", "requests.cpu": "100m", "services.nodeports": "0", "resourcequotas": "1", "count/widgets.example.com": "0"}, usedOf(t, s, "q"))
 
-	// What upstream demands of Pods, and what it refuses.
+	// Fields of Pods that upstream demands, and Pods that it refuses.
 	require.Contains(t, s.must(t, 403, request{method: "POST", path: pods, body: `{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","image":"i"}]}}`}).body, "must specify requests.cpu for: c")
 	s.must(t, 201, request{method: "POST", path: pods, body: pod("half", "500m")})
 	refused := s.must(t, 403, request{method: "POST", path: pods + "?dryRun=All", body: pod("more", "500m")})
@@ -121,7 +121,7 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: pods + "?dryRun=All", body: pod("dry", "100m")})
 	require.Equal(t, "600m", usedOf(t, s, "q")["requests.cpu"])
 
-	// A Pod that has ended uses nothing, in whatever way it is written.
+	// A Pod that has ended uses nothing, however it is written.
 	s.must(t, 200, request{method: "PATCH", path: pods + "/half/status", body: `{"status":{"phase":"Succeeded"}}`, contentType: "application/merge-patch+json"})
 	require.Equal(t, "100m", usedOf(t, s, "q")["requests.cpu"])
 	s.must(t, 200, request{method: "DELETE", path: pods + "/half"})
@@ -165,8 +165,9 @@ func TestWhatQuotasLimit(t *testing.T) {
 	require.Equal(t, map[string]string{"count/widgets.example.com": "2", "count/pods": "0"}, usedOf(t, s, "q"))
 }
 
-// TestToldStatusOfAQuota: whoever writes the status of a quota is answered with what he wrote, and so are all who read
-// it. Nobody decides by it: the next charge counts, and so does the next write of the quota, which the lifecycle makes.
+// TestToldStatusOfAQuota: a user who writes the status of a quota gets that status in the answer, and so do all
+// readers. But it decides nothing: the next charge counts the usage, and so does the next write of the quota, which the
+// lifecycle makes.
 func TestToldStatusOfAQuota(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`})
@@ -186,10 +187,10 @@ func TestToldStatusOfAQuota(t *testing.T) {
 			require.Equal(t, "2", fieldOf(a.object(t), "spec.hard.configmaps"))
 		}
 	}
-	told("2", "2") // full, they say
+	told("2", "2") // the status says that the quota is full
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"b"}}`})
 	require.Equal(t, "2", usedOf(t, s, "q")["configmaps"])
-	told("5", "0") // there is much room, they say
+	told("5", "0") // the status says that there is much room
 	refused := s.must(t, 403, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"c"}}`})
 	require.Contains(t, refused.body, "exceeded quota: q, requested: configmaps=1, used: configmaps=2, limited: configmaps=2")
 	s.must(t, 200, request{method: "DELETE", path: configMaps + "/b"})
@@ -201,7 +202,7 @@ func TestToldStatusOfAQuota(t *testing.T) {
 	require.Equal(t, "1", usedOf(t, s, "q")["configmaps"])
 }
 
-// TestQuotaOfManyQuotas: what each object's batch would hold is bounded.
+// TestQuotaOfManyQuotas: the number of quotas that one object's append would update is bounded.
 func TestQuotaOfManyQuotas(t *testing.T) {
 	s := newServer(t)
 	for i := range 50 {
@@ -243,8 +244,8 @@ func TestNewNamespacesAreComplete(t *testing.T) {
 	require.NotContains(t, s.must(t, 200, request{method: "GET", path: "/api/v1/serviceaccounts"}).body, `"namespace":"dry"`)
 }
 
-// TestNothingNewInWhatTerminates: a create that has seen its namespace alive is refused if its view has grown old when
-// it comes to write, and the namespace terminates.
+// TestNothingNewInWhatTerminates: admission of a create has seen an active namespace. If the namespace terminates
+// before the create is written, the create is refused.
 func TestNothingNewInWhatTerminates(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"n"}}`})

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// twoServers are two processes of one cell with little room in the root, and a projector's view of it.
+// twoServers makes two processes of one cell with little room in the root, and a projector's projection of the cell.
 func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, projector *projection.Projection) {
 	t.Helper()
 	log, bucket := eventlogtest.Log(t), memory.New()
@@ -40,8 +40,8 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	return server(), server(), process().Projection
 }
 
-// TestRevokedIsRefused: many requests run on two processes. A right is there for every request that begins after its
-// grant was acknowledged, and gone for every request that begins after its revocation was.
+// TestRevokedIsRefused: many requests run on two processes. A right applies to every request that begins after its
+// grant was acknowledged, and to none that begins after its revocation was acknowledged.
 func TestRevokedIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -81,8 +81,8 @@ func TestRevokedIsRefused(t *testing.T) {
 	}
 }
 
-// TestUnreadableRulesAreNoRefusal: while the bucket does not answer,
-// a request is 503. Once it answers, the user has their rights.
+// TestUnreadableRulesAreNoRefusal: while the bucket does not answer, a request is answered 503. Once the bucket
+// answers, users have their rights.
 func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -115,8 +115,8 @@ func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	cold.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 }
 
-// TestUndecodableRulesHarmNobody: a binding and a role that cannot
-// be decoded grant nothing, and keep no others from granting.
+// TestUndecodableRulesHarmNobody: a binding and a role that cannot be decoded grant nothing, and other rules still
+// grant.
 func TestUndecodableRulesHarmNobody(t *testing.T) {
 	s := newGuarded(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -136,7 +136,7 @@ func TestUndecodableRulesHarmNobody(t *testing.T) {
 	s.must(t, 200, list)
 }
 
-// TestManyBindingsToOneRole: users who bind themselves to one role a thousand times have its rules once.
+// TestManyBindingsToOneRole: if a user binds themselves to one role a thousand times, its rules count once.
 func TestManyBindingsToOneRole(t *testing.T) {
 	s := newGuarded(t)
 	require.NoError(t, s.Bootstrap(t.Context()))

@@ -25,17 +25,18 @@ import (
 
 const (
 	inA = "/api/v1/namespaces/a"
-	// earlier is what the first namespace of the name has, and later the second.
+	// earlier is the content of the first namespace of the name, and later that of the second.
 	earlier, later = "what the first one hid", "what the second one has"
 )
 
-// tells says whether an answer has a text, as it is or as a Secret has it.
+// tells says whether an answer contains a text, plain or in base64 as in a Secret.
 func tells(body, text string) bool {
 	return strings.Contains(body, text) || strings.Contains(body, base64.StdEncoding.EncodeToString([]byte(text)))
 }
 
-// makeNamespace makes namespace 'a' with a Secret in it, which is written twice, and returns a revision at which the
-// Secret was there, and the first one of what was written with the namespace. Ann may read it by a right from inside.
+// makeNamespace makes namespace 'a' with a Secret that is written twice. It returns a revision at which the Secret
+// existed, and the first revision of the append that made the namespace. Ann may read the Secret by a right inside the
+// namespace.
 func (s *Server) makeNamespace(t *testing.T, content string) (at, made string) {
 	t.Helper()
 	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
@@ -62,7 +63,7 @@ func bindAnn(kind, role string) string {
 		"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`
 }
 
-// endNamespace deletes namespace 'a' with all that is in it.
+// endNamespace deletes namespace 'a' and everything in it.
 func (s *Server) endNamespace(t *testing.T) {
 	t.Helper()
 	must := func(code int, r request) { s.must(t, code, r.as("root")) }
@@ -74,7 +75,7 @@ func (s *Server) endNamespace(t *testing.T) {
 	must(404, request{method: "GET", path: inA})
 }
 
-// sink takes all that is watched.
+// sink collects everything that a watch sends.
 func (s *Server) sink(t *testing.T, r request) answer {
 	t.Helper()
 	if !strings.Contains(r.path, "watch=true") {
@@ -89,9 +90,9 @@ func (s *Server) sink(t *testing.T, r request) answer {
 	return answer{code: w.Code, header: w.Header(), body: w.Body.String()}
 }
 
-// TestRightsOfANamespaceBeginWithIt: who has a right from inside a namespace reads nothing of the namespace that had
-// the name before, on no way to the past, and everything since the namespace was made. Who has it in all namespaces
-// reads all.
+// TestRightsOfANamespaceBeginWithIt: a user with a right inside a namespace can read nothing of the earlier namespace
+// of that name, in whatever way the past is read, and everything since the namespace was made. A user with the right in
+// all namespaces can read everything.
 func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 	for _, where := range []string{"kept", "below the floor"} {
 		t.Run(where, func(t *testing.T) {
@@ -140,7 +141,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 					a := s.sink(t, request{method: "GET", path: c.path, accept: accept}.as("ann"))
 					require.False(t, tells(a.body, earlier) || strings.Contains(a.body, "only-first"), "%s: %s", c.path, a.body)
 					if where != "kept" && strings.Contains(c.path, "resourceVersion") && !strings.HasPrefix(c.path, "/at/") || accept != "" && strings.Contains(c.path, "/history.") {
-						continue // expired for everybody, or not served so
+						continue // expired for everybody, or not served in this form
 					}
 					require.Equal(t, c.code, a.code, "%s as '%s': %s", c.path, accept, a.body)
 					if c.code != 404 {
@@ -150,7 +151,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 			}
 			s.must(t, 410, request{method: "DELETE", path: inA + "/secrets" + exact}.as("ann"))
 
-			// The lists of history end where the namespace began, whatever a client names.
+			// The lists of history begin where the namespace began, whatever revision a client names.
 			seen := []string{"update secrets/s root unknown data.k", "create secrets/s root unknown"}
 			for _, query := range []string{"", "&continue=" + head} {
 				require.Equal(t, seen, summary(s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dsecrets/s"+query)))
@@ -175,7 +176,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				require.Equal(t, "only-second", all[2].Object.Name)
 			}
 
-			// Nothing of it is in a plan.
+			// A plan contains nothing of the earlier namespace.
 			for _, spec := range []string{`"undelete":{"object":"secrets/only-first"}`, `"undo":{"object":"secrets/s","revision":"` + old + `"}`,
 				`"undo":{"user":"root","since":"1"}`, `"restore":{"to":"` + old + `"}`} {
 				a := request{method: "POST", path: historyPath + "/plans?dryRun=All", body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":{"namespace":"a",` + spec + `}}`}.as("ann").do(t, s)
@@ -184,7 +185,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				require.Equal(t, strings.Contains(spec, "restore"), strings.Contains(a.body, "reaches back to revision "+made), "%s: %s", spec, a.body)
 			}
 
-			// The namespace's own past is there.
+			// The namespace's own past can be read.
 			require.Len(t, s.versions(t, 200, "ann", history+"/versions?fieldSelector=object%3Dserviceaccounts/default").Items, 1)
 			for _, moment := range []string{made, at, head} {
 				require.Equal(t, moment != made, tells(s.must(t, 200, request{method: "GET", path: "/at/" + moment + inA + "/secrets"}.as("ann")).body, later), moment)
@@ -194,7 +195,8 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				require.True(t, tells(s.sink(t, request{method: "GET", path: inA + "/secrets?watch=true&resourceVersion=" + between}.as("ann")).body, later))
 			}
 
-			// Who has a right in all namespaces has it at every moment: by a name, to what has the name.
+			// A right in all namespaces holds at every moment. A right to one name holds for every object that has had
+			// the name.
 			require.True(t, tells(s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("root")).body, earlier))
 			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"one"},"rules":[{"apiGroups":[""],"resources":["secrets"],"resourceNames":["s"],"verbs":["get"]}]}`}.as("root"))
 			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: bindAnn("ClusterRole", "one")}.as("root"))
@@ -213,7 +215,7 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 	}
 }
 
-// newestRevision is the one of the last event.
+// newestRevision is the revision of the last event.
 func (s *Server) newestRevision(t *testing.T) string {
 	t.Helper()
 	v, err := s.config.Cell.Projection.Latest(t.Context())
@@ -221,8 +223,8 @@ func (s *Server) newestRevision(t *testing.T) string {
 	return fmt.Sprint(v.Revision())
 }
 
-// TestRightsToCustomResourcesBeginWithTheirDefinition: who may read custom resources in a namespace reads none that
-// were there by another definition of the name, nor while there is none.
+// TestRightsToCustomResourcesBeginWithTheirDefinition: a user who may read custom resources in a namespace can read
+// none that belonged to an earlier definition of the name, and none while the definition is missing.
 func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	s := newArchive(t)
 	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
@@ -257,7 +259,7 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	require.Empty(t, s.versions(t, 200, "ann", changes).Items)
 	before, err := strconv.Atoi(s.newestRevision(t))
 	require.NoError(t, err)
-	begins := fmt.Sprint(before + 1) // with the claims of its names
+	begins := fmt.Sprint(before + 1) // the append of the definition begins with the claims of its names
 	define("tint")
 	now := widget("tint")
 	for _, changed := range []string{"", "once", "twice"} {
@@ -276,7 +278,7 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	require.Len(t, s.versions(t, 200, "root", versions).Items, 3)
 }
 
-// TestRightsOfNoNamespace: a webhook may allow what is in a namespace that is not there. That reaches no past.
+// TestRightsOfNoNamespace: a webhook may allow requests in a missing namespace. Such a right covers none of the past.
 func TestRightsOfNoNamespace(t *testing.T) {
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
 		attributes, _ := review["spec"].(map[string]any)["resourceAttributes"].(map[string]any)
@@ -298,8 +300,8 @@ func TestRightsOfNoNamespace(t *testing.T) {
 	require.Contains(t, s.must(t, 200, versions).body, "only-second")
 }
 
-// TestReachOfAForgottenNamespace: where nobody knows any more whether a namespace was the same one, a right from inside
-// it reaches back to the oldest of its versions that is kept.
+// TestReachOfAForgottenNamespace: if it is no longer known whether a namespace was the same one, a right inside it
+// reaches back to the oldest version of the namespace that is kept.
 func TestReachOfAForgottenNamespace(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
@@ -338,7 +340,8 @@ func TestReachOfAForgottenNamespace(t *testing.T) {
 	}
 }
 
-// TestWhatAReachCosts: who may read all namespaces pays nothing to read the past of one, and who may read one little.
+// TestWhatAReachCosts: reading a namespace's past costs nothing more with a right in all namespaces, and little with
+// one in it.
 func TestWhatAReachCosts(t *testing.T) {
 	log, counted := eventlogtest.Log(t), bucket.Count(memory.Strict(t))
 	users := withTokens(t)

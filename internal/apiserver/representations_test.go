@@ -23,7 +23,7 @@ import (
 
 const configMaps = "/api/v1/namespaces/default/configmaps"
 
-// Row 49: the same object goes in and out in every representation.
+// Row 49: an object can be sent and received in every representation, and stays the same.
 func TestRepresentations(t *testing.T) {
 	s := newServer(t)
 	encode := func(mediaType, name string) string {
@@ -316,7 +316,7 @@ func TestCSV(t *testing.T) {
 	require.Contains(t, s.must(t, 200, request{method: "GET", path: configMaps, accept: "application/json,text/csv"}).body, `"kind":"ConfigMapList"`)
 }
 
-// A table that breaks off is an answer that breaks off, and nobody writes to a client when the handler is done.
+// If a table breaks off, so does the answer. Nobody writes to a client after the handler has returned.
 func TestBrokenCSV(t *testing.T) {
 	const begun = `{"kind":"Table","columnDefinitions":[{"name":"A"}],"rows":[{"cells":["`
 	for _, c := range []struct {

@@ -50,7 +50,7 @@ func create(t testing.TB, s *Server, service *corev1.Service) *corev1.Service {
 
 func nodePort(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }
 
-// claimed returns the live rows of a claim's prefix, by name.
+// claimed returns the names of the live claims under a prefix.
 func claimed(t testing.TB, s *Server, prefix string) []string {
 	t.Helper()
 	view, err := s.config.Cell.Projection.Latest(context.Background())
@@ -91,7 +91,7 @@ func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many writers")
 	}
-	// 254 addresses, one of them taken: concurrent choices collide all the time.
+	// 254 addresses, one of them taken: concurrent choices often collide.
 	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/24" })
 	const count = 200
 	services := make([]*corev1.Service, count)
@@ -115,7 +115,7 @@ func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 	require.Len(t, claimedPorts(t, s), count)
 }
 
-// TestServicesOfTwoServers: the processes know nothing of each other's choices, and the range is small.
+// TestServicesOfTwoServers: the processes do not know each other's choices, and the range is small.
 func TestServicesOfTwoServers(t *testing.T) {
 	ranges := services.Ranges{CIDR: "10.0.0.0/27"}
 	first := bootstrapped(t, func(c *Config) { c.Services = ranges })
@@ -126,7 +126,7 @@ func TestServicesOfTwoServers(t *testing.T) {
 	var running sync.WaitGroup
 	for i := range 20 {
 		for j, s := range []*Server{first, second} {
-			if j == 1 && i >= 9 { // 30 addresses, one of them is the API's
+			if j == 1 && i >= 9 { // 30 addresses, one of them for the API itself
 				continue
 			}
 			running.Go(func() {
@@ -163,8 +163,8 @@ func TestServiceAddressConflicts(t *testing.T) {
 	create(t, s, serviceNamed("second", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
 }
 
-// TestServiceAddressOutsideOfTheRange: the first and the last address of an IPv4 range are as foreign as any other. The
-// words are upstream's, which has others for a dry run.
+// TestServiceAddressOutsideOfTheRange: the first and the last address of an IPv4 range count as outside. The message is
+// upstream's, which has another one for a dry run.
 func TestServiceAddressOutsideOfTheRange(t *testing.T) {
 	for cidr, c := range map[string]struct{ outside, inside []string }{
 		"10.0.0.0/24":  {[]string{"10.0.0.0", "10.0.0.255", "10.0.1.0", "192.168.0.7"}, []string{"10.0.0.254"}},
@@ -187,7 +187,7 @@ func TestServiceAddressOutsideOfTheRange(t *testing.T) {
 	}
 }
 
-// TestServiceAddressRace: if many ask for one address, one gets it and the others are told why.
+// TestServiceAddressRace: if many Services ask for one address, one gets it and the others are told why they do not.
 func TestServiceAddressRace(t *testing.T) {
 	s := bootstrapped(t)
 	const count = 20
@@ -242,7 +242,7 @@ func TestServiceNodePorts(t *testing.T) {
 // TestServiceTypeChanges follows the claims through the life of one service.
 func TestServiceTypeChanges(t *testing.T) {
 	s := bootstrapped(t)
-	own := func() []string { // without the API's
+	own := func() []string { // without the claim of the API's own address
 		return slices.DeleteFunc(claimed(t, s, "/ipaddresses"), func(name string) bool { return name == "10.96.0.1" })
 	}
 	patch := func(body string) *corev1.Service {
@@ -285,8 +285,8 @@ func TestServiceDryRunClaimsNothing(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestServiceAddressIsReleasedWhoeverChangedIt: an address is released
-// even if a user has labelled it, and even if it is stored encrypted.
+// TestServiceAddressIsReleasedWhoeverChangedIt: an address is released even if a user has labelled its object, and even
+// if the object is stored encrypted.
 func TestServiceAddressIsReleasedWhoeverChangedIt(t *testing.T) {
 	for name, encryption := range map[string]string{"plain": "", "encrypted": `
 apiVersion: apiserver.config.k8s.io/v1
@@ -316,7 +316,7 @@ resources:
 	}
 }
 
-// TestServiceFailsWithoutClaims: a service that is refused leaves nothing behind.
+// TestServiceFailsWithoutClaims: a Service that is refused leaves no claims behind.
 func TestServiceFailsWithoutClaims(t *testing.T) {
 	s := bootstrapped(t)
 	create(t, s, serviceNamed("web"))
@@ -328,7 +328,7 @@ func TestServiceFailsWithoutClaims(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestAddressesInUseStay: an address that a service has cannot be deleted. One that a user reserved can.
+// TestAddressesInUseStay: an address that a Service uses cannot be deleted. An address that a user reserved can.
 func TestAddressesInUseStay(t *testing.T) {
 	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web"))
@@ -349,7 +349,7 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
 	only := create(t, s, serviceNamed("only"))
 	require.Equal(t, "10.0.0.2", only.Spec.ClusterIP)
-	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} { // upstream's dry run does not look
+	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} { // upstream's dry run does not check this
 		_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{DryRun: dryRun})
 		require.ErrorContains(t, err, "range is full")
 	}
@@ -363,7 +363,7 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	_, err = servicesOf(s).Create(t.Context(), outside, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.ErrorContains(t, err, "The range of valid IPs is 10.0.0.0/30, 10.1.0.0/30")
 
-	// What is in use stays when its range is gone. Nothing new comes of that range.
+	// Addresses in use stay when their range is deleted. New Services get none from that range.
 	require.NoError(t, s.client.NetworkingV1().ServiceCIDRs().Delete(t.Context(), "more", metav1.DeleteOptions{}))
 	_, err = servicesOf(s).Create(t.Context(), serviceNamed("late"), metav1.CreateOptions{})
 	require.ErrorContains(t, err, "range is full")
@@ -390,8 +390,8 @@ func TestNodePortRangeFull(t *testing.T) {
 	create(t, s, serviceNamed("c", nodePort))
 }
 
-// A watch shows what a get shows, however many watch. When upstream reads a service of type ExternalName, it drops the
-// internal traffic policy that the service may have had before.
+// A watch shows the same as a get, however many clients watch. When upstream reads a Service of type ExternalName, it
+// drops the internal traffic policy that the Service may have had before.
 func TestWatchedServiceIsAsRead(t *testing.T) {
 	s := bootstrapped(t, withFeed(t))
 	listener := httptest.NewServer(s)

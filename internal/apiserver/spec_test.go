@@ -54,7 +54,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
 
-// groupOrder is the order of kube-apiserver's discovery: by priority, then by name.
+// groupOrder is the order of groups in kube-apiserver's discovery: by priority, then by name.
 var groupOrder = []string{
 	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
 	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io", "admissionregistration.k8s.io",
@@ -63,8 +63,8 @@ var groupOrder = []string{
 }
 
 // unwatched can be watched, but discovery does not say so. Programs that mirror a cluster, such as Argo CD, list and
-// watch whatever discovery says can be, and keep it. Changes are no objects: they never go, and what such a program
-// writes because of one is the next.
+// watch every resource that discovery says can be, and keep the objects. Changes are not objects: they are never
+// deleted, and each write of such a program would make one more.
 var unwatched = schema.GroupResource{Group: history.GroupName, Resource: "changes"}
 
 // TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve them (row 8).
@@ -118,8 +118,8 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 	return out
 }
 
-// rebuildSchemas makes the schemas of every kind that clients may send, also those
-// of subresources. It leaves out the descriptions, which managed fields do not need.
+// rebuildSchemas makes the schemas of every kind that clients may send, also those of subresources. It leaves out the
+// descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
 	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
@@ -137,7 +137,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 				}
 				if all[kind] == nil {
 					if built.info.Scheme == history.Scheme {
-						continue // nothing of it is stored
+						continue // its objects are not stored
 					}
 					schemas, err := resources.ConvertersOf(built.info.Scheme).Build(kind)
 					require.NoError(t, err, kind)
@@ -150,7 +150,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 	return all
 }
 
-// typesOf is the part of the schemas that managed fields use.
+// typesOf returns the part of the schemas that managed fields use.
 func typesOf(t *testing.T, schemas map[string]*openapispec.Schema) map[string]any {
 	converted, err := schemaconv.ToSchemaFromOpenAPI(schemas, false)
 	require.NoError(t, err)
@@ -188,7 +188,7 @@ func withoutDescriptions(schemas map[string]*openapispec.Schema) map[string]*ope
 	return plain
 }
 
-// servedGroups builds every group and returns what discovery shows of it, and its routes.
+// servedGroups builds every group. It returns the groups as discovery shows them, and their routes.
 func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
@@ -226,8 +226,8 @@ func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 	return groups, services
 }
 
-// unversionedServices are described in every process, as in kube-apiserver, also where there is no issuer of tokens: a
-// client may keep what one process has said and ask another.
+// unversionedServices are described by every process, as in kube-apiserver, even if it has no issuer of tokens: a
+// client may keep one process's document and send requests to another process.
 func unversionedServices() []*restful.WebService {
 	c := restful.NewContainer()
 	routes.Version{Version: &kubeversion.Info{}}.Install(c)
@@ -274,7 +274,7 @@ func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3
 	} {
 		*info.Title, *info.Version = "Kubernetes", compatibility.DefaultBuildEffectiveVersion().EmulationVersion().String()
 	}
-	// As kube-apiserver with token authentication.
+	// As in kube-apiserver with token authentication.
 	const token, refused = "BearerToken", "Unauthorized"
 	scheme := openapispec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
 	config2.SecurityDefinitions = &openapispec.SecurityDefinitions{token: &openapispec.SecurityScheme{SecuritySchemeProps: scheme}}

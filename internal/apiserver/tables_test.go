@@ -39,8 +39,8 @@ func tableOf(t *testing.T, heading string) (rows [][]string) {
 
 var verdict = regexp.MustCompile(`^(same|differs|not here)\b`)
 
-// TestAdmissionTable: docs/api.md lists exactly the plug-ins of kube-apiserver, and says of each
-// whether it is on there and here. Where it fails, say what a plug-in does here, or why it does not.
+// TestAdmissionTable: docs/api.md lists exactly the plug-ins of kube-apiserver, and says of each whether it is on there
+// and here. If the test fails, write into docs/api.md what a plug-in does here, or why it is missing.
 func TestAdmissionTable(t *testing.T) {
 	off := options.DefaultOffAdmissionPlugins()
 	var listed, known []string
@@ -68,7 +68,8 @@ func TestAdmissionTable(t *testing.T) {
 	}
 }
 
-// TestEndpointTable: what docs/api.md says to be here is here, the rest is not, and no group version is missing.
+// TestEndpointTable: every endpoint that docs/api.md lists as served is served, the others are not, and none is
+// missing.
 func TestEndpointTable(t *testing.T) {
 	s := newServer(t, func(c *Config) {
 		c.Flagz = flagz.NamedFlagSetsReader{}

@@ -30,7 +30,7 @@ import (
 
 const issuer = "https://cell.example"
 
-// writeKey makes a key that signs and returns its path.
+// writeKey makes a signing key and returns the path of its file.
 func writeKey(t testing.TB, name string) string {
 	t.Helper()
 	text, err := keyutil.MakeEllipticPrivateKeyPEM()
@@ -40,7 +40,7 @@ func writeKey(t testing.TB, name string) string {
 	return path
 }
 
-// withAccounts serves with tokens of a file and of service accounts, and RBAC.
+// withAccounts configures RBAC, a token file, and tokens of service accounts.
 func withAccounts(t testing.TB, c tokens.Config) func(*Config) {
 	file := withTokens(t)
 	return func(config *Config) {
@@ -57,7 +57,7 @@ func (r request) bearing(token string) request {
 
 const accounts = "/api/v1/namespaces/default/serviceaccounts"
 
-// whoami asks who the server takes the client for.
+// whoami asks which user the server takes the client for.
 var whoami = request{method: "POST", path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", body: "{}"}
 
 // issue returns a token of the service account 'builder'.
@@ -69,7 +69,7 @@ func (s *Server) issue(t testing.TB, spec string) string {
 	return token.(string)
 }
 
-// newAccounts are two processes of a cell with the service account 'builder', who may list ConfigMaps.
+// newAccounts makes two processes of a cell with the service account 'builder', which may list ConfigMaps.
 func newAccounts(t testing.TB, c tokens.Config) (one, other *Server) {
 	t.Helper()
 	one, other, _ = twoServers(t, withAccounts(t, c))
@@ -80,8 +80,8 @@ func newAccounts(t testing.TB, c tokens.Config) (one, other *Server) {
 	return one, other
 }
 
-// TestServiceAccountTokens: a token that one process issued is good on the next request of another, for what its
-// account may do, and no longer once what it is bound to is gone.
+// TestServiceAccountTokens: a token that one process has issued is valid in the next request to another process, with
+// the rights of its account. It is no longer valid once the object is gone that it is bound to.
 func TestServiceAccountTokens(t *testing.T) {
 	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")})
 	list := request{method: "GET", path: configMaps}
@@ -103,7 +103,7 @@ func TestServiceAccountTokens(t *testing.T) {
 		one.must(t, 200, request{method: "DELETE", path: bound.path + "/x?gracePeriodSeconds=0"}.as("root"))
 		other.must(t, 401, list.bearing(token))
 		one.must(t, 201, request{method: "POST", path: bound.path, body: bound.body}.as("root"))
-		other.must(t, 401, list.bearing(token)) // it is another of the same name
+		other.must(t, 401, list.bearing(token)) // another object of the same name
 	}
 	one.must(t, 404, request{method: "POST", path: accounts + "/builder/token", body: `{"spec":{"boundObjectRef":{"kind":"Pod","apiVersion":"v1","name":"missing"}}}`}.as("root"))
 	one.must(t, 422, request{method: "POST", path: accounts + "/builder/token", body: `{"spec":{"expirationSeconds":10}}`}.as("root"))
@@ -122,8 +122,8 @@ func secretOf(name, account, more string) string {
 	return `{"metadata":{"name":"` + name + `","annotations":{"kubernetes.io/service-account.name":"` + account + `"}},"type":"kubernetes.io/service-account-token"` + more + `}`
 }
 
-// TestTokensOfSecrets: a Secret for a token of a service account has it when it is created, and the token is good on
-// every process for as long as Secret and account are there.
+// TestTokensOfSecrets: a Secret for a token of a service account gets the token when it is created. The token is valid
+// on every process while the Secret and the account exist.
 func TestTokensOfSecrets(t *testing.T) {
 	key := writeKey(t, "key")
 	ca := filepath.Join(t.TempDir(), "ca.crt")
@@ -150,7 +150,7 @@ func TestTokensOfSecrets(t *testing.T) {
 	require.Equal(t, true, fieldOf(review, "status.authenticated"))
 	require.Equal(t, []any{issuer}, fieldOf(review, "status.audiences"))
 
-	// A token that is taken out of its Secret is revoked; the update that takes it out puts in another.
+	// Removing a token from its Secret revokes the token. The same update puts a new one in.
 	patch := request{method: "PATCH", path: secrets + "/s", contentType: "application/merge-patch+json", body: `{"data":{"token":null,"namespace":null,"ca.crt":"b3RoZXI="}}`}.as("root")
 	again := read(one.must(t, 200, patch))
 	other.must(t, 201, whoami.bearing(again))
@@ -159,7 +159,7 @@ func TestTokensOfSecrets(t *testing.T) {
 	require.NotEqual(t, token, again)
 	other.must(t, 401, whoami.bearing(token))
 
-	// It dies with the Secret, and with the account, also if there is another of the same name.
+	// The token ends with the Secret and with the account, even if another of the same name exists.
 	one.must(t, 200, request{method: "DELETE", path: secrets + "/s"}.as("root"))
 	other.must(t, 401, whoami.bearing(again))
 	token = read(one.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "builder", "")}.as("root")))
@@ -175,7 +175,8 @@ func TestTokensOfSecrets(t *testing.T) {
 	require.Nil(t, fieldOf(got, "data.token"), "it is of another account")
 }
 
-// TestTokensOfSecretsWithoutAKey: a Secret that would stay empty is refused. One that has its token already is not.
+// TestTokensOfSecretsWithoutAKey: a Secret that would stay empty is refused. A Secret that already has its token is
+// accepted.
 func TestTokensOfSecretsWithoutAKey(t *testing.T) {
 	s := bootstrapped(t)
 	const secrets = "/api/v1/namespaces/default/secrets"
@@ -185,7 +186,8 @@ func TestTokensOfSecretsWithoutAKey(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "nobody", `,"data":{"token":"YQ=="}`)})
 }
 
-// signToken signs a token of a service account for an hour, with the key of a file, after the claims were changed.
+// signToken signs a token of a service account with the key in a file, valid for an hour, after change has changed the
+// claims.
 func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, change func(*jwt.Claims)) string {
 	t.Helper()
 	private, err := keyutil.PrivateKeyFromFile(path)
@@ -214,7 +216,7 @@ func TestTokensThatAreNoGood(t *testing.T) {
 	list := request{method: "GET", path: configMaps}
 	s.must(t, 200, list.bearing(good))
 	other.must(t, 200, list.bearing(good))
-	// With a symmetric algorithm, whoever knows the public key could sign.
+	// With a symmetric algorithm, everybody who knows the public key could sign.
 	claims, err := base64.RawURLEncoding.DecodeString(parts[1])
 	require.NoError(t, err)
 	public, err := os.ReadFile(publicHalf(t, key))
@@ -248,8 +250,8 @@ func (s *Server) account(t testing.TB) (account corev1.ServiceAccount) {
 	return account
 }
 
-// TestTokensExpire: a token is good on every process until it expires, which is a minute after it says so, as in
-// upstream, and on none from then on.
+// TestTokensExpire: a token is valid on every process until it expires, and on none afterwards. As in upstream, it
+// expires a minute after the time in its claims.
 func TestTokensExpire(t *testing.T) {
 	key := writeKey(t, "key")
 	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
@@ -272,8 +274,8 @@ func TestTokensExpire(t *testing.T) {
 	one.must(t, 401, list)
 }
 
-// TestSigningKeysRotateOnTheWay: processes that run use the keys that are in their files: first what verifies the new
-// key, then what signs with it, then without the old one. No token is refused before its key is gone.
+// TestSigningKeysRotateOnTheWay: running processes use the keys that are in their files. First they get the new key to
+// verify, then to sign, and then they lose the old one. No token is refused before its key is gone.
 func TestSigningKeysRotateOnTheWay(t *testing.T) {
 	old, next := writeKey(t, "old"), writeKey(t, "next")
 	folder := t.TempDir()
@@ -317,7 +319,7 @@ func TestSigningKeysRotateOnTheWay(t *testing.T) {
 	other.must(t, 200, list.bearing(one.issue(t, "")))
 }
 
-// TestSigningKeysRotate: a token stays good while its key verifies, whoever signs meanwhile.
+// TestSigningKeysRotate: a token stays valid while its key is among the verifying keys, whichever key signs.
 func TestSigningKeysRotate(t *testing.T) {
 	old, next := writeKey(t, "old"), writeKey(t, "next")
 	list := request{method: "GET", path: configMaps}
@@ -353,8 +355,8 @@ func TestSigningKeysRotate(t *testing.T) {
 	require.Subset(t, both.must(t, 200, request{method: "GET", path: "/"}.as("root")).object(t)["paths"], []any{"/.well-known/openid-configuration", "/openid/v1/jwks"})
 }
 
-// TestTokenReviews: a review says whose a token is and for whom, and takes no token for good because the server asks
-// nobody for one.
+// TestTokenReviews: a review says which user and which audiences a token has. It accepts no bad token, even if the
+// server itself asks clients for no token.
 func TestTokenReviews(t *testing.T) {
 	c := tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}
 	s, _ := newAccounts(t, c)
@@ -384,7 +386,7 @@ func TestTokenReviews(t *testing.T) {
 	require.Equal(t, "system:admin", fieldOf(open.must(t, 201, whoami).object(t), "status.userInfo.username"))
 }
 
-// TestATokenAsksTheLogOnce: whether its token's account is there and what it asks for are read from one view.
+// TestATokenAsksTheLogOnce: verifying the token's account and serving the request use the same view.
 func TestATokenAsksTheLogOnce(t *testing.T) {
 	one, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")})
 	token := one.issue(t, "")
@@ -397,7 +399,7 @@ func TestATokenAsksTheLogOnce(t *testing.T) {
 	require.Equal(t, asked(list.as("root")), asked(list.bearing(token)))
 }
 
-// roundTrips counts the questions that this process has asked the log.
+// roundTrips counts how often this process has asked the log.
 func roundTrips(t testing.TB) float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -405,7 +407,7 @@ func roundTrips(t testing.TB) float64 {
 	return counted(t, registry, "logplane_log_round_trips_total")
 }
 
-// counted is the sum of a counter.
+// counted is the sum over a counter's labels.
 func counted(t testing.TB, of prometheus.Gatherer, name string) (n float64) {
 	t.Helper()
 	families, err := of.Gather()
@@ -420,7 +422,7 @@ func counted(t testing.TB, of prometheus.Gatherer, name string) (n float64) {
 	return n
 }
 
-// TestTokenConfiguration: what cannot work is refused at the start, in terms of flags.
+// TestTokenConfiguration: a configuration that cannot work is refused at the start, and the error names the flags.
 func TestTokenConfiguration(t *testing.T) {
 	key := writeKey(t, "key")
 	for says, c := range map[string]tokens.Config{

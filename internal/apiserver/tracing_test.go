@@ -11,14 +11,14 @@ import (
 	"github.com/logplane/logplane/test/collector"
 )
 
-// A client that traces a request finds what the server did for it in its own trace: the log's part and upstream's.
+// A client that traces a request finds the server's work in its own trace: the log's spans and upstream's.
 func TestTracing(t *testing.T) {
 	got := collector.Run(t)
 	s := newServer(t, func(c *Config) { c.TracingConfigFile = got.File })
 	const trace = "0af7651916cd43dd8448eb211c80319c"
 	require.Equal(t, http.StatusCreated, request{method: "POST", path: "/api/v1/namespaces/default/configmaps", body: `{"metadata":{"name":"c"}}`,
 		header: http.Header{"Traceparent": {"00-" + trace + "-b7ad6b7169203331-01"}}}.do(t, s).code)
-	require.Equal(t, http.StatusOK, request{method: "GET", path: "/api/v1/namespaces/default/configmaps/c"}.do(t, s).code) // nobody traces it
+	require.Equal(t, http.StatusOK, request{method: "GET", path: "/api/v1/namespaces/default/configmaps/c"}.do(t, s).code) // a request that nobody traces
 	s.StopTracing()
 
 	traces := got.Traces()

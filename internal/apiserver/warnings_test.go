@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 )
 
-// TestWarnings: an answer has the warnings that were given before it, each once. One that comes later, from work that
-// goes on after its request was answered, is lost and does no harm.
+// TestWarnings: an answer has the warnings that were given before it, each once. A warning that comes later, from work
+// that goes on after the answer, is lost and does no harm.
 func TestWarnings(t *testing.T) {
 	for _, body := range []string{"", "ok"} {
 		var late sync.WaitGroup

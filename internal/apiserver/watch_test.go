@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// Rows 11 and 12, through the whole chain of filters: list, then watch from there.
+// Rows 11 and 12, through all filters: list, then watch from the list's revision.
 func TestWatch(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	listener := httptest.NewServer(s)
@@ -47,7 +47,7 @@ func TestWatch(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: "/apis/no.such.group/v1/things?watch=true"})
 }
 
-// withFeed lets a server serve watches.
+// withFeed makes a server serve watches.
 func withFeed(t testing.TB) func(*Config) {
 	return func(c *Config) {
 		c.Cell.Feed = fanout.NewFeed(c.Cell.Projection)
@@ -65,8 +65,8 @@ func runFeed(t testing.TB, feed *fanout.Feed) {
 	})
 }
 
-// TestIdleWatchEndsWell: a watch has a clean end even if it was
-// idle for far longer than a client may take to receive something.
+// TestIdleWatchEndsWell: a watch ends cleanly even if it was idle for far longer than a client may take to receive
+// something.
 func TestIdleWatchEndsWell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -91,8 +91,8 @@ func TestIdleWatchEndsWell(t *testing.T) {
 	}
 }
 
-// TestStartsOfWatches: only so many watches of one user start at once. A watch that has begun holds no place, another
-// user's watch does not wait, and no start holds a place for long.
+// TestStartsOfWatches: only a bounded number of watches of one user start at once. A watch that has begun holds no
+// place, another user's watch does not wait, and no start holds a place for long.
 func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("places are held for a second")
@@ -144,8 +144,8 @@ func TestStartsOfWatches(t *testing.T) {
 	})
 }
 
-// TestWatchesOfLargeObjects: events of which a watch holds one at a time come in every form, of kinds whose objects are
-// decorated too, at the start and later.
+// TestWatchesOfLargeObjects: a watch holds only one event of a large object at a time. Such events come in every form,
+// at the start and later, also of kinds whose objects are decorated.
 func TestWatchesOfLargeObjects(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	listener := httptest.NewServer(s)
@@ -183,7 +183,7 @@ func TestWatchesOfLargeObjects(t *testing.T) {
 					if !assert.NoError(t, err, "%s as %s", path, accept) {
 						return
 					}
-					if strings.Contains(event, large) { // else the server itself has made it
+					if strings.Contains(event, large) { // otherwise the server itself has made the object
 						assert.Contains(t, event, fmt.Sprintf("o%02d", n), "%s as %s", path, accept)
 						n++
 					}
@@ -211,8 +211,8 @@ func next(events *bufio.Reader, contentType string) (string, error) {
 	return string(frame), err
 }
 
-// TestStartsOfCustomResources: a watch of custom resources, too, has the place of its start for as long as it reads its
-// state, and leaves it while its client is slow.
+// TestStartsOfCustomResources: a watch of custom resources, too, holds a place while it reads its state, and gives the
+// place back while its client is slow.
 func TestStartsOfCustomResources(t *testing.T) {
 	s := newServer(t, withTokens(t), withFeed(t))
 	listener := httptest.NewServer(s)
@@ -220,7 +220,7 @@ func TestStartsOfCustomResources(t *testing.T) {
 	ann := http.Header{"Authorization": {"Bearer ann-token"}}
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml", header: ann})
 	large := strings.Repeat("x", 250<<10)
-	for n := range 80 { // more than the kernel takes
+	for n := range 80 { // more than the kernel buffers
 		body := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"o%02d","annotations":{"v":%q}}}`, n, large)
 		s.must(t, 201, request{method: "POST", path: customs, body: body, header: ann})
 	}

@@ -9,8 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// TestDrainIsSpread: a process that stops takes no more watches. It ends its watches one
-// after the other over the time it is given, and has drained when the last one has left.
+// TestDrainIsSpread: a process that stops accepts no more watches. It ends its watches one after the other over the
+// given time, and the drain returns when the last watch has left.
 func TestDrainIsSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const open, spread = 10, 10 * time.Second
@@ -43,8 +43,8 @@ func TestDrainIsSpread(t *testing.T) {
 	})
 }
 
-// TestPlacesAreGivenBack: a user at the limit may watch again when
-// one of their watches has ended. Others may watch meanwhile.
+// TestPlacesAreGivenBack: a user at the limit may watch again when one of their watches has ended. Other users may
+// watch meanwhile.
 func TestPlacesAreGivenBack(t *testing.T) {
 	w := newWatches(WatchLimits{User: 2, Process: 3})
 	watch := func(user string) *openWatch { return &openWatch{user: user, weight: 1} }

@@ -38,15 +38,15 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// brokenHooks are ways in which a webhook fails whatever it is asked. Each is the path of one; the last three never
-// answer.
+// brokenHooks are ways in which a webhook fails, whatever it is asked. Each is the path of such a webhook. The last
+// three never answer.
 var brokenHooks = []string{"reset", "cut", "500", "busy", "garbage", "nothing", "moved", "found", "large", "slow", "refused", "misnamed"}
 
-// unlikeUpstream are the faults of which clients are told something else than by upstream, which reads whatever comes,
-// and goes wherever it is sent.
+// unlikeUpstream are the faults that clients see differently with upstream, because upstream reads any answer and
+// follows redirects.
 var unlikeUpstream = map[string]string{"large": "too large", "moved": "none is followed", "found": "none is followed"}
 
-// lyingHooks are ways in which a webhook that is asked to admit says what makes no sense, or no.
+// lyingHooks are ways in which an admission webhook gives a senseless answer, or denies.
 var lyingHooks = map[string]func(*admissionv1.AdmissionReview){
 	"stranger": func(r *admissionv1.AdmissionReview) { r.Response.UID = "another" },
 	"denied": func(r *admissionv1.AdmissionReview) {
@@ -62,7 +62,7 @@ var lyingHooks = map[string]func(*admissionv1.AdmissionReview){
 	"allowed": func(*admissionv1.AdmissionReview) {},
 }
 
-// breaks answers as a broken webhook, and reports whether it is one.
+// breaks answers as the named broken webhook, and returns false if there is none of that name.
 func breaks(how string, w http.ResponseWriter, r *http.Request) bool {
 	_, _ = io.Copy(io.Discard, r.Body)
 	switch how {
@@ -90,14 +90,14 @@ func breaks(how string, w http.ResponseWriter, r *http.Request) bool {
 		_, _ = io.WriteString(w, `{"kind":`+strings.Repeat(" ", 9<<20)+`}`)
 	case "slow":
 		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // an answer could still reach the client, which says good-bye before it closes
+		panic(http.ErrAbortHandler) // a normal return could still answer a client that is about to close
 	default:
 		return false
 	}
 	return true
 }
 
-// newFaultyHooks serves webhooks, one at each path, and returns how a configuration names one.
+// newFaultyHooks serves webhooks, one at each path. clientConfig returns the clientConfig of one of them.
 func newFaultyHooks(t *testing.T) (clientConfig func(fault string) string) {
 	served := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		how := strings.Trim(r.URL.Path, "/")
@@ -117,7 +117,7 @@ func newFaultyHooks(t *testing.T) (clientConfig func(fault string) string) {
 	return clientConfigOf(t, served)
 }
 
-// clientConfigOf returns how a configuration names a webhook of a server, or one that is not there.
+// clientConfigOf returns the clientConfig of a server's webhook, or of a webhook that does not exist.
 func clientConfigOf(t *testing.T, served *httptest.Server) func(fault string) string {
 	closed := httptest.NewTLSServer(http.NotFoundHandler())
 	closed.Close()
@@ -134,7 +134,7 @@ func clientConfigOf(t *testing.T, served *httptest.Server) func(fault string) st
 	}
 }
 
-// newUpstreamWebhooks are upstream's plug-ins as kube-apiserver wires them.
+// newUpstreamWebhooks makes upstream's plug-ins, as kube-apiserver does.
 func newUpstreamWebhooks(t *testing.T, s *Server, objects ...runtime.Object) []admission.Interface {
 	client := fake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(client, 0)
@@ -156,7 +156,7 @@ func newUpstreamWebhooks(t *testing.T, s *Server, objects ...runtime.Object) []a
 	return []admission.Interface{mutating, validating}
 }
 
-// newPeers are two servers of a cell. The second asks webhooks by upstream's plug-ins.
+// newPeers makes two servers of a cell. The second asks webhooks through upstream's plug-ins.
 func newPeers(t *testing.T) (ours, theirs *Server, wire func(objects ...runtime.Object)) {
 	cell := newCell(t)
 	serve := func(a Admission) *Server {
@@ -176,7 +176,7 @@ func newPeers(t *testing.T) (ours, theirs *Server, wire func(objects ...runtime.
 	}
 }
 
-// hookVerbs are requests about an object, which is there before if it is not made by them.
+// hookVerbs are requests about an object. The object exists before, unless the request makes it.
 var hookVerbs = []struct {
 	name  string
 	makes bool
@@ -215,7 +215,7 @@ var hookKinds = []hookKind{
 	{"custom", "/apis/ex.com/v1/namespaces/%s/things", outageCustom},
 }
 
-// hookCase is one request and the webhook that fails about it.
+// hookCase is one request, and the webhook that fails when it is asked about it.
 type hookCase struct {
 	fault, policy, hook, verb string
 	kind                      hookKind
@@ -228,7 +228,7 @@ func (c hookCase) name() string {
 	return strings.ToLower(strings.Join([]string{c.hook, c.policy, c.fault, c.verb}, "-"))
 }
 
-// of is the label of the objects about which the case's webhook is asked.
+// of is the label of the objects about which this case's webhook is asked.
 func (c hookCase) of() string { return strings.ToLower(c.hook + "-" + c.policy + "-" + c.fault) }
 
 func (c hookCase) labelled() string {
@@ -245,8 +245,8 @@ func (c hookCase) request(in, made string) request {
 	return r
 }
 
-// hookCases are each fault with each policy, kind of webhook and verb. Kinds of objects and dry runs alternate, so that
-// each is there with each of the others.
+// hookCases combine each fault with each policy, kind of webhook and verb. Kinds of objects and dry runs alternate, so
+// that each meets each of the others.
 func hookCases() (all []hookCase) {
 	faults := slices.Clone(brokenHooks)
 	for fault := range lyingHooks {
@@ -268,7 +268,7 @@ func hookCases() (all []hookCase) {
 	return all
 }
 
-// hookConfiguration has a webhook for each label.
+// hookConfiguration makes a configuration with a webhook for each label.
 func hookConfiguration(hook string, cases []hookCase, clientConfig func(string) string) string {
 	var webhooks []string
 	seen := map[string]bool{}
@@ -290,7 +290,7 @@ func hookConfiguration(hook string, cases []hookCase, clientConfig func(string) 
 
 var (
 	anyAddress = regexp.MustCompile(`127\.0\.0\.1:\d+|\[::1\]:\d+`)
-	// anyReset is what is said of a connection that is reset before or after the header of the answer was read.
+	// anyReset matches errors of a connection that was reset before or after the answer's header was read.
 	anyReset = regexp.MustCompile(`(unexpected error when reading response body[^:]*: |Post \\?"[^"]*": )read tcp address->address: read: connection reset by peer`)
 	anyUID   = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 )
@@ -300,7 +300,7 @@ func masked(text string) string {
 	return anyReset.ReplaceAllString(text, "reset")
 }
 
-// saysOf is what an answer says, without what two servers cannot share.
+// saysOf returns what an answer says, without parts in which two servers must differ.
 func saysOf(t *testing.T, a answer) map[string]any {
 	said := map[string]any{"code": a.code, "Retry-After": a.header.Get("Retry-After"), "Warning": a.header.Values("Warning")}
 	body := strings.ReplaceAll(masked(a.body), "theirs", "ours")
@@ -310,9 +310,9 @@ func saysOf(t *testing.T, a answer) map[string]any {
 	return said
 }
 
-// TestFaultyWebhooks compares what is answered when a webhook fails in some way, with what is answered where upstream's
-// plug-ins ask it: code, reason, message, details and headers. Nothing is written if the request is refused, and one
-// event if it is let through.
+// TestFaultyWebhooks compares the answers when a webhook fails with the answers when upstream's plug-ins ask the same
+// webhook: code, reason, message, details and headers. A refused request writes nothing, and an allowed one writes one
+// event.
 func TestFaultyWebhooks(t *testing.T) {
 	ours, theirs, wire := newPeers(t)
 	for _, name := range []string{"ours", "theirs"} {
@@ -417,8 +417,8 @@ func TestFaultyWebhooks(t *testing.T) {
 	t.Logf("%d requests to each, %d pairs, %d events of ours: %v", len(cases), len(pairs), events+writes/2, counts)
 }
 
-// undoFaulty takes back a change of objects about which a webhook fails, in a plan. What is refused alone is named, and
-// the rest is written.
+// undoFaulty undoes, by a plan, a change of objects about which a webhook fails. The plan's answer names the refused
+// steps, and the other steps are written.
 func (s *Server) undoFaulty(t *testing.T, since projection.Revision, objects []string) {
 	refused := map[string]bool{}
 	for _, name := range objects {
@@ -441,15 +441,15 @@ func (s *Server) undoFaulty(t *testing.T, since projection.Revision, objects []s
 
 func configMapsIn(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
-// transactFaulty creates an object about which a webhook fails, in a transaction. Nothing of it is written then,
-// and the answer is the refused operation's.
+// transactFaulty creates, in a transaction, an object about which a webhook fails. The transaction then writes nothing,
+// and its answer is that of the refused operation.
 func (s *Server) transactFaulty(t *testing.T, cases []hookCase, counts *tally) {
 	for _, c := range cases {
 		if c.verb != "create" || c.fault == "slow" {
 			continue
 		}
 		what := c.name() + " in a transaction"
-		c.verb = "transaction" // so that it has an object of its own
+		c.verb = "transaction" // a verb of its own, and so an object of its own
 		in := func(object string) string {
 			return strings.Replace(object, `"metadata":{`, `"metadata":{"namespace":"ours",`, 1)
 		}
@@ -471,7 +471,7 @@ func (s *Server) transactFaulty(t *testing.T, cases []hookCase, counts *tally) {
 	}
 }
 
-// convertedCRD is a CRD of two versions, between which a webhook converts.
+// convertedCRD is a CRD with two versions and a conversion webhook.
 func convertedCRD(name, clientConfig string) string {
 	crd := fmt.Sprintf(outageCRD, name, strings.ToUpper(name[:1])+name[1:])
 	crd = strings.Replace(crd, `"spec":{`, `"spec":{"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":`+clientConfig+`}},`, 1)
@@ -479,7 +479,7 @@ func convertedCRD(name, clientConfig string) string {
 	return strings.Replace(crd, v1, v1+","+strings.NewReplacer(`"v1"`, `"v2"`, `"storage":true`, `"storage":false`).Replace(v1), 1)
 }
 
-// lyingConversions are ways in which a conversion webhook says what makes no sense, or no.
+// lyingConversions are ways in which a conversion webhook gives a senseless answer, or refuses.
 var lyingConversions = map[string]func(*apiextensionsv1.ConversionReview){
 	"stranger": func(r *apiextensionsv1.ConversionReview) { r.Response.UID = "another" },
 	"denied": func(r *apiextensionsv1.ConversionReview) {
@@ -528,13 +528,13 @@ func convert(w http.ResponseWriter, r *http.Request, faulty map[string]func(*api
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// TestFaultyConversions: what a conversion webhook fails with is what upstream's converter says, whoever needs the
-// conversion and whatever for. Nothing is written. A webhook that is slow has the time of the request.
+// TestFaultyConversions: if a conversion webhook fails, the answer has the message of upstream's converter, whichever
+// request needs the conversion. Nothing is written. A slow webhook may use up the time of the request.
 func TestFaultyConversions(t *testing.T) {
 	s := newServer(t)
 	served := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { convert(w, r, lyingConversions) }))
 	t.Cleanup(func() {
-		served.CloseClientConnections() // on which slow ones wait
+		served.CloseClientConnections() // slow webhooks wait on these connections
 		served.Close()
 	})
 	clientConfig := clientConfigOf(t, served)
@@ -567,7 +567,7 @@ func TestFaultyConversions(t *testing.T) {
 		said := map[string]bool{}
 		for _, object := range []string{"old", "new"} {
 			for from, to := range map[string]string{"v1": "v2", "v2": "v1"} {
-				if fault == "slow" { // which has 30 s here
+				if fault == "slow" { // upstream's converter would wait for 30 s here
 					continue
 				}
 				u := &unstructured.Unstructured{}
@@ -600,7 +600,7 @@ func TestFaultyConversions(t *testing.T) {
 		before := s.head(t)
 		if fault == "slow" {
 			s.askSlowly(t, requests, counts)
-			served.CloseClientConnections() // or they would have the webhook's time
+			served.CloseClientConnections() // or its calls would last for the webhook's time
 			continue
 		}
 		for verb, r := range requests {
@@ -623,7 +623,7 @@ func TestFaultyConversions(t *testing.T) {
 	t.Log(counts)
 }
 
-// askSlowly sends requests that end by their own deadline, all at once.
+// askSlowly sends requests that end at their own deadline, all at the same time.
 func (s *Server) askSlowly(t *testing.T, requests map[string]request, counts *tally) {
 	listener := httptest.NewServer(s)
 	t.Cleanup(listener.Close)

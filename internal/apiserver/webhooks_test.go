@@ -24,7 +24,7 @@ const (
 	mutatingWebhooks   = registration + "mutatingwebhookconfigurations"
 )
 
-// says is the answer of a webhook that does its best, after a change.
+// says makes a webhook answer correctly, except for one change.
 func says(change func(*admissionv1.AdmissionReview)) func(http.ResponseWriter, *admissionv1.AdmissionReview) {
 	return func(out http.ResponseWriter, review *admissionv1.AdmissionReview) {
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
@@ -40,8 +40,8 @@ func writes(code int, body string) func(http.ResponseWriter, *admissionv1.Admiss
 	}
 }
 
-// TestWebhooksThatLie: what a webhook says that makes no sense is judged by its failure policy, on whatever process. A
-// patch that does not fit is an error in any case. Nothing of it is in the object.
+// TestWebhooksThatLie: if a webhook's answer makes no sense, its failure policy decides, on every process. A patch that
+// does not fit is always an error. Nothing of such an answer is in the object.
 func TestWebhooksThatLie(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -55,7 +55,7 @@ func TestWebhooksThatLie(t *testing.T) {
 	}
 	type lie struct {
 		answer func(http.ResponseWriter, *admissionv1.AdmissionReview)
-		// failing and ignoring are the codes with the two failure policies.
+		// failing and ignoring are the codes with the failure policies Fail and Ignore.
 		failing, ignoring int
 	}
 	both := map[string]lie{
@@ -115,8 +115,8 @@ func TestWebhooksThatLie(t *testing.T) {
 	require.NotContains(t, other.must(t, 200, request{method: "GET", path: configMaps}).body, `"lie"`)
 }
 
-// TestWebhooksThatMoveAnObject: a patch may not bring an object elsewhere, nor make it another, except that a new
-// object gets the name that the patch gives it, as in upstream.
+// TestWebhooksThatMoveAnObject: a patch may not move an object elsewhere, nor turn it into another object. But as in
+// upstream, a new object gets the name that the patch gives it.
 func TestWebhooksThatMoveAnObject(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"other"}}`})
@@ -157,8 +157,9 @@ func TestWebhooksThatMoveAnObject(t *testing.T) {
 	require.Empty(t, s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/other/configmaps"}).object(t)["items"])
 }
 
-// TestWebhooksThatMutateTwice: a webhook is asked once more if another has changed the object after it and its policy
-// says so, and never a third time, though each changes the object whenever it is asked.
+// TestWebhooksThatMutateTwice: a webhook is asked a second time if another webhook has changed the object after it and
+// its reinvocation policy says so. It is never asked a third time, though each webhook changes the object whenever it
+// is asked.
 func TestWebhooksThatMutateTwice(t *testing.T) {
 	s := newServer(t)
 	first, second := newWebhookServer(t), newWebhookServer(t)
@@ -185,8 +186,8 @@ func TestWebhooksThatMutateTwice(t *testing.T) {
 	}
 }
 
-// TestWhatWebhooksAreAskedAbout: conditions and selectors choose the requests, and a change of them, or of the labels
-// of the namespace, counts for the next request of another process.
+// TestWhatWebhooksAreAskedAbout: conditions and selectors choose the requests. A change of them, or of the namespace's
+// labels, applies to the next request of another process.
 func TestWhatWebhooksAreAskedAbout(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -218,7 +219,7 @@ func TestWhatWebhooksAreAskedAbout(t *testing.T) {
 		asked(0, "")
 		change(`{"op":"replace","path":"/webhooks/0/matchConditions/0/expression","value":"object.data.a == '1'"}`)
 		asked(1, "")
-		// A condition that fails is judged by the failure policy, without a question.
+		// If a condition fails, the failure policy decides without asking the webhook.
 		change(`{"op":"replace","path":"/webhooks/0/matchConditions/0/expression","value":"object.data.missing == '1'"},{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Ignore"}`)
 		asked(0, "")
 		change(`{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Fail"}`)
@@ -228,18 +229,18 @@ func TestWhatWebhooksAreAskedAbout(t *testing.T) {
 		one.must(t, 200, request{method: "DELETE", path: path + "/h"})
 		asked(0, "")
 
-		for _, effects := range []string{"Some", "Unknown"} { // they could not be asked about a dry run
+		for _, effects := range []string{"Some", "Unknown"} { // such a webhook could not be asked about a dry run
 			one.must(t, 422, request{method: "POST", path: path, body: strings.Replace(hook.configuration("h", ""), `"sideEffects":"None"`, `"sideEffects":"`+effects+`"`, 1)})
 		}
 	}
 }
 
-// TestAWebhooksTimeIsTheRequests: a webhook that may take longer than the request is told when the request ends.
+// TestAWebhooksTimeIsTheRequests: a webhook with more time than the request notices when the request ends.
 func TestAWebhooksTimeIsTheRequests(t *testing.T) {
 	s := newServer(t)
 	ended := make(chan struct{}, 2)
 	slow := &webhookServer{Server: httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // from its end on, the connection tells when the client leaves
+		_, _ = io.Copy(io.Discard, r.Body) // once the body is read, the server notices when the client leaves
 		<-r.Context().Done()
 		ended <- struct{}{}
 	}))}
@@ -258,8 +259,9 @@ func TestAWebhooksTimeIsTheRequests(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/never"})
 }
 
-// TestWebhooksOfEquivalentResources: an Event is in two groups. A webhook or a policy for one of them is asked about
-// what comes by the other, also in a process that nobody has asked for its group before. No other resource is in two.
+// TestWebhooksOfEquivalentResources: an Event can be written through two groups. A webhook or a policy for one group is
+// asked about requests through the other, also in a process that has not served that group yet. No other resource is in
+// two groups.
 func TestWebhooksOfEquivalentResources(t *testing.T) {
 	groups, err := spec.Groups()
 	require.NoError(t, err)

@@ -10,9 +10,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// TestZPages: '/flagz' and '/statusz' are for those whom RBAC lets, as upstream's role system:monitoring does. Flags
-// that hold a secret do not show it. Where nobody knows the flags, and for '/configz', which kube-apiserver does not
-// have, the answer is 404.
+// TestZPages: '/flagz' and '/statusz' are for users whom RBAC allows, for example by upstream's role system:monitoring.
+// The value of a secret flag is not shown. If the flags are unknown, '/flagz' is answered 404. So is '/configz', which
+// kube-apiserver does not serve either.
 func TestZPages(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.String("listen", "127.0.0.1:1", "")
