@@ -38,13 +38,14 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// outage is a cell whose bucket or log fails from some request on. Nothing is in its root, so that everything is read.
+// outage is a cell whose bucket or log fails from a certain request on. Its root holds no rows, so every read needs the
+// bucket.
 type outage struct {
-	*Server // by which the cell is filled
+	*Server // the server that fills the cell
 
-	// process is a process over a log. With its own connection, it meets an outage of the log that no other meets.
+	// process makes a process over a log. With its own connection, the process alone meets an outage of the log.
 	process func(*eventlog.Log) *Server
-	// processOn is one that reads another bucket than the cell's.
+	// processOn makes a process that reads another bucket than the cell's.
 	processOn func(*eventlog.Log, bucket.Bucket) *Server
 	log       *eventlog.Log
 	server    *server.Server
@@ -52,7 +53,7 @@ type outage struct {
 	made      map[string]string // objects by path
 }
 
-// commit lets the projector write a segment of what the cell has.
+// commit makes the projector write a segment of the cell's newest events.
 func (o outage) commit(t testing.TB) {
 	t.Helper()
 	_, err := o.config.Cell.Projection.Commit(t.Context())
@@ -78,9 +79,9 @@ func newOutage(t *testing.T) outage {
 	return outage{process(log), process, processOn, log, natsServer, objects, map[string]string{}}
 }
 
-// failFrom lets the bucket fail from its n-th request on, and returns whether it has failed.
+// failFrom makes the bucket fail from its n-th request on. failed says whether it has failed.
 func (o outage) failFrom(n int) (failed func() bool) {
-	asked := 0 // by the bucket's lock
+	asked := 0 // guarded by the bucket's lock
 	o.bucket.Inject(func(memory.Op, string) memory.Fault {
 		asked++
 		if asked < n {
@@ -91,7 +92,7 @@ func (o outage) failFrom(n int) (failed func() bool) {
 	return func() bool { o.bucket.Inject(nil); return asked >= n }
 }
 
-// head is the log's.
+// head is the head of the log.
 func (o outage) head(t *testing.T) eventlog.Revision {
 	b, err := o.log.Head(t.Context())
 	require.NoError(t, err)
@@ -109,7 +110,7 @@ const (
 	outageCustom     = `{"apiVersion":"ex.com/v1","kind":"Thing","metadata":{"name":"%s"},"spec":{"a":"1"}}`
 )
 
-// outageKinds are the kinds that are asked for, each with a collection, an object and a merge patch of one.
+// outageKinds are the kinds that are requested, each with its collection, an object, and a merge patch for the object.
 var outageKinds = []struct{ name, collection, object, patch string }{
 	{"configmap", configMaps, outageConfigMap, `{"data":{"b":"2"}}`},
 	{"deployment", "/apis/apps/v1/namespaces/default/deployments", outageDeployment, `{"spec":{"replicas":3}}`},
@@ -119,7 +120,7 @@ var outageKinds = []struct{ name, collection, object, patch string }{
 	{"custom", "/apis/ex.com/v1/namespaces/default/things", outageCustom, `{"spec":{"b":"2"}}`},
 }
 
-// requests are asked in this order. Each write has an object of its own.
+// requests are sent in this order. Each write has an object of its own.
 func (o outage) requests() (all []request) {
 	ask := func(method, path, body, contentType string) {
 		all = append(all, request{method: method, path: path, body: body, contentType: contentType}.as("ann"))
@@ -169,7 +170,7 @@ func (o outage) requests() (all []request) {
 
 const crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// annotated is an object as a client sends it back.
+// annotated is an object with an annotation more, as a client sends it back.
 func annotated(object string) string {
 	return strings.Replace(object, `"metadata":{`, `"metadata":{"annotations":{"b":"2"},`, 1)
 }
@@ -181,7 +182,7 @@ func inDefault(object string) string {
 	return strings.Replace(object, `"metadata":{`, `"metadata":{"namespace":"default",`, 1)
 }
 
-// fill makes what the requests are about, in several segments.
+// fill makes the objects that the requests need, in several segments.
 func (o outage) fill(t *testing.T) {
 	require.NoError(t, o.Bootstrap(t.Context()))
 	create := func(path, body string) string {
@@ -208,24 +209,24 @@ func (o outage) fill(t *testing.T) {
 	o.commit(t)
 }
 
-// internals are texts of the bucket and the log that no client may see.
+// internals matches internal texts of the bucket and the log, which no client may see.
 var internals = regexp.MustCompile(`injected fault|segment|logplane/|main/|memory\.|nats:`)
 
-// TestOutage asks a process for everything while its bucket fails from its n-th request on, for each n until the answer
-// needs no more of them. Each answer is what it would be without the outage, or 503 with Retry-After if nothing was
-// written, or 500 without it if something was. None says where things are stored.
+// TestOutage sends each request to a process whose bucket fails from its n-th request on, for each n until the answer
+// needs fewer requests. The answer is the same as without the outage, or 503 with Retry-After if nothing was written,
+// or 500 without Retry-After if something was. No answer says where things are stored.
 func TestOutage(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
 	counts, before, all := newTally("answers"), o.head(t), o.requests()
-	limit := make(chan struct{}, 8) // to fail is to try again, so they wait more than they work
+	limit := make(chan struct{}, 8) // failing requests retry, so they wait more than they work
 	var running sync.WaitGroup
 	for i, r := range all {
 		if testing.Short() && i%7 != 0 {
 			continue
 		}
 		for _, warm := range []bool{true, false} {
-			if warm && r.method != "GET" { // a write succeeds once
+			if warm && r.method != "GET" { // a write can succeed only once
 				continue
 			}
 			running.Go(func() {
@@ -274,7 +275,7 @@ func (o outage) outageOfTheBucket(t *testing.T, r request, warm bool, id string,
 		if again && got.code == 500 && written {
 			assert.Empty(t, got.header.Get("Retry-After"), what)
 			counts.add("500, written")
-			return // so that it is not as it was
+			return // the object has changed, so no further n can be tried
 		}
 		if again {
 			failures = append(failures, got)
@@ -289,7 +290,7 @@ func (o outage) outageOfTheBucket(t *testing.T, r request, warm bool, id string,
 	}
 }
 
-// hasWritten reports whether a request is in the log, by its Audit-Id. Requests at the same time do not matter.
+// hasWritten reports whether the log has an event of the request, by its Audit-Id. Concurrent requests do not matter.
 func (o outage) hasWritten(t *testing.T, r request, after eventlog.Revision) (written bool) {
 	err := o.log.Tail(t.Context(), after, o.head(t), func(e eventlog.Event) error {
 		id, _, _ := strings.Cut(e.RequestID, "/")
@@ -300,7 +301,7 @@ func (o outage) hasWritten(t *testing.T, r request, after eventlog.Revision) (wr
 	return written
 }
 
-// requireWhole reads what was appended after a revision: appends as a whole, each event of which counts.
+// requireWhole reads the events after a revision, and requires that every append is complete and no event is void.
 func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 	v, err := o.config.Cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
@@ -324,17 +325,17 @@ func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 	}
 }
 
-// TestOutageOfTheLog asks a process for everything while its link to the log fails at the n-th message, for each n
-// until the answer needs no more of them: before the server has the message, or so that only the answer is lost. If
-// connections only break, the answer is what it would be without that. If the link is cut or stalls, it may also be 503
-// with Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
-// nothing.
+// TestOutageOfTheLog sends each request to a process whose link to the log fails at the n-th message, for each n until
+// the answer needs fewer messages. Either the message does not reach the server, or only its answer is lost. If
+// connections only break, the answer is the same as without the failure. If the link is cut or stalls, the answer may
+// also be 503 with Retry-After if nothing was written, or 500 without Retry-After if the outcome is unknown. The log
+// then has all of an append, or nothing.
 func TestOutageOfTheLog(t *testing.T) {
 	const parts = 4
-	limit := make(chan struct{}, 24) // they wait more than they work, but not for each other
+	limit := make(chan struct{}, 24) // requests wait more than they work, but not for each other
 	var all sync.WaitGroup
 	var tallies []*tally
-	var warmed *outage // in which nothing is written
+	var warmed *outage // nothing is written to this cell
 	for how, name := range map[eventlogtest.Failure]string{eventlogtest.Breaks: "breaks", eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
 		for _, answered := range []bool{true, false} {
 			for _, warm := range []bool{true, false} {
@@ -373,15 +374,15 @@ func TestOutageOfTheLog(t *testing.T) {
 	}
 }
 
-// filling lets cells be filled one by one: to fill all of them at once would take each of them seconds.
+// filling lets only one cell be filled at a time: filling all of them at once takes seconds for each.
 var filling sync.Mutex
 
-// tally counts answers by their kind.
+// tally counts answers, by a description.
 type tally struct {
 	of string
 
 	mu     sync.Mutex
-	counts map[string]int // by mu
+	counts map[string]int // guarded by mu
 }
 
 func newTally(of string) *tally { return &tally{of: of, counts: map[string]int{}} }
@@ -398,10 +399,10 @@ func (c *tally) String() string { return fmt.Sprint(c.of, ": ", c.counts) }
 func (o outage) outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
 	timeout := time.Second
 	if how == eventlogtest.Breaks {
-		timeout = 0 // the default: it is not waited for
+		timeout = 0 // the default: no request waits for it
 	}
 	for i, r := range o.requests() {
-		if i%parts != part || i/parts%7 != 0 || warm && r.method != "GET" { // a write succeeds once
+		if i%parts != part || i/parts%7 != 0 || warm && r.method != "GET" { // a write can succeed only once
 			continue
 		}
 		var during []answer
@@ -417,7 +418,7 @@ func (o outage) outageOfTheLog(t *testing.T, warm, answered bool, how eventlogte
 			got := asked.do(t, s)
 			failed := link.HasFailed()
 			link.Resume()
-			_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
+			_ = conn.FlushTimeout(time.Second) // delayed messages arrive, unless the process has left the connection
 			conn.Close()
 			written := o.hasWritten(t, asked, before)
 			counts.add("requests")
@@ -459,7 +460,7 @@ func (o outage) outageOfTheLog(t *testing.T, warm, answered bool, how eventlogte
 	}
 }
 
-// newServiceWebhook answers admission reviews for the Service 'hook'.
+// newServiceWebhook answers admission reviews at the Service 'hook'.
 func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configuration func(name, more string) string) {
 	hook = newWebhookServer(t)
 	at := `"clientConfig":` + o.newHookService(t, hook.Config.Handler)
@@ -467,7 +468,7 @@ func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configurat
 	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
 }
 
-// newHookService serves the Service 'hook', and returns how a configuration names it.
+// newHookService serves the Service 'hook', and returns the clientConfig that names it.
 func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig string) {
 	authority := newAuthority(t)
 	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
@@ -482,10 +483,10 @@ func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig
 	t.Cleanup(served.Close)
 	host, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
-	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"hooks"}}`}.as("root")) // without a quota that reads the Service
+	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"hooks"}}`}.as("root")) // no quota in this namespace reads the Service
 	o.commit(t)
 	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/hooks/services", body: `{"metadata":{"name":"hook"},"spec":{"ports":[{"name":"https","port":443}]}}`}.as("root"))
-	o.commit(t) // so that the EndpointSlice is in a segment that nothing else needs
+	o.commit(t) // puts the EndpointSlice into a segment that no other read needs
 	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
 		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
 	return `{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
@@ -493,9 +494,9 @@ func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig
 
 type decider struct{ path, body string }
 
-// TestOutageOfWhatDecides: whoever decides about a request is asked, or the request is 503, whichever object of the
-// bucket cannot be read: a webhook whose Service, a condition whose rules or a policy whose params cannot be read has
-// not failed itself, so that its failure policy says nothing.
+// TestOutageOfWhatDecides: a webhook or policy that decides about a request decides, or the answer is 503, whichever
+// object of the bucket cannot be read. If a webhook's Service, the rules that a condition asks for, or a policy's
+// params cannot be read, that is not a failure of the webhook or policy, so its failure policy does not apply.
 func TestOutageOfWhatDecides(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
@@ -549,16 +550,16 @@ func TestOutageOfWhatDecides(t *testing.T) {
 	}
 }
 
-// eachWithout sends a request while one object of the bucket cannot be read, from its n-th read on, for each object
-// that the request needs and each n.
+// eachWithout sends a request while one object of the bucket cannot be read, from the object's n-th read on. It does so
+// for each object that the request needs and for each n.
 func (o outage) eachWithout(t *testing.T, r request, check func(without string, got answer)) {
-	asked := map[string]int{} // by the bucket's lock
+	asked := map[string]int{} // guarded by the bucket's lock
 	o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
 	r.do(t, o.process(o.log))
 	o.bucket.Inject(nil)
 	for key, times := range asked {
 		for from := range times {
-			n := 0 // by the bucket's lock
+			n := 0 // guarded by the bucket's lock
 			o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
 				if k == key {
 					n++
@@ -575,8 +576,8 @@ func (o outage) eachWithout(t *testing.T, r request, check func(without string, 
 	}
 }
 
-// TestOutageOfAConversion: a conversion webhook that is named by its Service is called at an endpoint of that. If the
-// Service cannot be read, the webhook has not failed, and the answer is 503.
+// TestOutageOfAConversion: a conversion webhook that is named by a Service is called at an endpoint of the Service. If
+// the Service cannot be read, that is not a failure of the webhook, and the answer is 503.
 func TestOutageOfAConversion(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
@@ -616,8 +617,8 @@ func TestOutageOfAConversion(t *testing.T) {
 	}
 }
 
-// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, nothing is known of its server: a
-// request for it may be sent again, and its condition stays as it is.
+// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, its server's state is unknown.
+// The answer to a request for it allows a retry, and the APIService's condition stays as it is.
 func TestOutageOfARemoteServer(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
@@ -668,15 +669,15 @@ func TestOutageOfARemoteServer(t *testing.T) {
 	t.Log(counts)
 }
 
-// troubled is the bucket of one process, whose reads meet trouble from one of them on.
+// troubled is a process's bucket whose reads meet a fault from a certain read on.
 type troubled struct {
 	bucket.Bucket
 	met   func(context.Context) error
-	begin atomic.Int64 // 0 for never
+	begin atomic.Int64 // 0 means never
 	asked atomic.Int64
 }
 
-// from lets the n-th read from now on meet the trouble, and those after it.
+// from makes the n-th read from now on, and all later reads, meet the fault.
 func (b *troubled) from(n int) {
 	b.asked.Store(0)
 	b.begin.Store(int64(n))
@@ -716,7 +717,7 @@ func (b *troubled) List(ctx context.Context, prefix string, yield func(bucket.At
 	return b.Bucket.List(ctx, prefix, yield)
 }
 
-// over sends the request to a server behind a listener: who waits for a stubborn handler there is not the client.
+// over sends the request to a server behind a listener, so that the client does not wait for a stubborn handler.
 func (r request) over(t *testing.T, h http.Handler) answer {
 	listener := httptest.NewServer(h)
 	defer listener.Close()
@@ -742,11 +743,11 @@ func (r request) over(t *testing.T, h http.Handler) answer {
 	return answer{got.StatusCode, got.Header, string(body)}
 }
 
-// TestOutageThatStalls: a bucket or a log that answers nothing more, from some point of a request on, makes no client
-// wait for longer than its request may take. The answer is what it would be without that, or 504, or 503 with
-// Retry-After if nothing was written, or 500 without it if what was is unknown. Each event is read back whole.
+// TestOutageThatStalls: if a bucket or a log stops answering at some point of a request, the client waits no longer
+// than its request may take. The answer is the same as without the stall, or 504, or 503 with Retry-After if nothing
+// was written, or 500 without Retry-After if the outcome is unknown. Every event is read back complete.
 func TestOutageThatStalls(t *testing.T) {
-	limit := make(chan struct{}, 48) // they wait more than they work
+	limit := make(chan struct{}, 48) // requests wait more than they work
 	for what, stall := range map[string]func(t *testing.T, o outage, n int) (s *Server, stalled func() bool){
 		"the bucket": func(t *testing.T, o outage, n int) (*Server, func() bool) {
 			released := make(chan struct{})
@@ -786,7 +787,7 @@ func TestOutageThatStalls(t *testing.T) {
 						a.got = a.over(t, s)
 						a.during = end()
 						asked <- a
-						if !a.during || r.method != "GET" && a.got.code < 300 { // a write succeeds once
+						if !a.during || r.method != "GET" && a.got.code < 300 { // a write can succeed only once
 							return
 						}
 					}
@@ -835,7 +836,8 @@ func TestOutageThatStalls(t *testing.T) {
 	}
 }
 
-// stalled is a request from whose n-th message or read on nothing was answered, if it was as long during that.
+// stalled is a request and its answer, when the bucket or log stalled from the n-th read or message on. during says
+// that the request was still being served then.
 type stalled struct {
 	request
 	n      int
@@ -843,7 +845,7 @@ type stalled struct {
 	got    answer
 }
 
-// overStallingLink is a process whose link to the log stalls at the n-th message.
+// overStallingLink makes a process whose link to the log stalls at the n-th message.
 func (o outage) overStallingLink(t *testing.T, n int, answered bool) (s *Server, stalled func() bool) {
 	conn, link := eventlogtest.ConnectThrough(t, o.server)
 	s = o.process(eventlogtest.Open(t, eventlog.Config{Conn: conn}))
@@ -851,7 +853,7 @@ func (o outage) overStallingLink(t *testing.T, n int, answered bool) (s *Server,
 	return s, func() bool {
 		failed := link.HasFailed()
 		link.Resume()
-		_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
+		_ = conn.FlushTimeout(time.Second) // delayed messages arrive, unless the process has left the connection
 		conn.Close()
 		return failed
 	}

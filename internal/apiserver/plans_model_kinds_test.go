@@ -7,50 +7,50 @@ import (
 	"strings"
 )
 
-// modelKind is a kind of objects, and what one may do to them.
+// modelKind is a kind of objects, and what the test may do to them.
 type modelKind struct {
-	// resource as 'versions' names it, and the version in which it is stored.
+	// resource is the name that 'versions' uses. version is the version in which objects are stored.
 	resource, version string
-	// everywhere says that its objects are in no namespace.
+	// everywhere says that the kind has no namespaces.
 	everywhere bool
-	// object as it is made, without its name.
+	// object is a new object, without its name.
 	object string
-	// names are the fields that name the items of a list, by its way. A list without any is one value.
+	// names are the fields that name the items of a list, by the list's way. A list without such fields is one value.
 	names map[string][]string
-	// edits are what may be done at any time. Fixed does what may be done only to an object that is made.
+	// edits are changes that are allowed at any time. fixed makes a change that is allowed only in a new object.
 	edits []edit
 	fixed func(object map[string]any)
-	// immutable are the content of what is refused to become another.
+	// immutable are the places that the API does not allow to change.
 	immutable []string
-	// status writes it, if that is written by itself.
+	// status changes the status, if the kind has a subresource for it.
 	status edit
-	// hasStatus says that nobody does here, though it is.
+	// hasStatus says that the kind has a status that the test does not change.
 	hasStatus bool
-	// protected says that it is given a finalizer when it is made.
+	// protected says that the server gives a new object a finalizer.
 	protected bool
-	// serverKeeps is an annotation by which the server counts.
+	// serverKeeps is an annotation in which the server counts.
 	serverKeeps string
-	// other is another version, in which it is not stored.
+	// other is another version, in which objects are not stored.
 	other string
-	// kept are content which a restore leaves as they are.
+	// kept are places that a restore leaves as they are.
 	kept []string
-	// passes says that a restore leaves them alone, and alone that they are not written in transactions.
+	// passes says that a restore skips the kind. alone says that transactions do not write the kind.
 	passes, alone bool
-	// kind is its name, and in the namespace of its objects, if that is another one.
+	// kind is the kind's name. in is the namespace of its objects, if it is not the usual one.
 	kind, in string
-	// toTwin removes from an object what another one cannot have, and fromTwin gives it back what is its own.
+	// toTwin removes values from an object that its twin cannot have, too. fromTwin puts the object's own values back.
 	toTwin   func(object map[string]any)
 	fromTwin func(object, own map[string]any)
-	// finished says that an object would do again what it has done.
+	// finished says that an object has done its work, and would do it again if it were made again.
 	finished func(object map[string]any) bool
 }
 
-// edit changes an object in one place or more.
+// edit changes an object in one or more places.
 type edit func(m *model, object map[string]any)
 
 func (k *modelKind) namespaced() bool { return !k.everywhere }
 
-// namespace of its objects.
+// namespace is the namespace of the kind's objects.
 func (k *modelKind) namespace() string {
 	if k.everywhere {
 		return ""
@@ -58,7 +58,7 @@ func (k *modelKind) namespace() string {
 	return space
 }
 
-// collection is where its objects are, in the version in which they are stored.
+// collection is the path of the kind's objects, in the version in which they are stored.
 func (k *modelKind) collection() string {
 	resource, group, _ := strings.Cut(k.resource, ".")
 	path := "/api/" + k.version
@@ -71,7 +71,7 @@ func (k *modelKind) collection() string {
 	return path + "/" + resource
 }
 
-// typed is what an object says of its type.
+// typed is the apiVersion and kind of an object.
 func (k *modelKind) typed() string {
 	_, group, _ := strings.Cut(k.resource, ".")
 	return `{"apiVersion":"` + strings.TrimPrefix(group+"/"+k.version, "/") + `","kind":"` + k.kind + `"}`
@@ -88,12 +88,12 @@ func (k *modelKind) keysOf(way string) []string {
 	return commonNames[last]
 }
 
-// commonNames are those of lists in many kinds.
+// commonNames are the naming fields of lists that many kinds have.
 var commonNames = map[string][]string{
 	"containers": {"name"}, "initContainers": {"name"}, "env": {"name"}, "volumes": {"name"}, "ownerReferences": {"kind", "name"}, "finalizers": {},
 }
 
-// written is what a client may write of an object.
+// written is the part of an object that a client may write.
 func (k *modelKind) written(object map[string]any) map[string]any {
 	out := copyOf(object)
 	metadata := under(out, "metadata")
@@ -107,13 +107,13 @@ func (k *modelKind) written(object map[string]any) map[string]any {
 		delete(out, "status")
 	}
 	if out["aggregationRule"] != nil {
-		delete(out, "rules") // which are those of other roles
+		delete(out, "rules") // these are the rules of other roles
 	}
 	uid, _ := fieldOf(object, "metadata.uid").(string)
 	return withoutUID(out, uid).(map[string]any)
 }
 
-// withoutUID is a value without the uid of its object, which a Job has in its labels and its selector.
+// withoutUID is a value without the uid of its object. A Job has its own uid in labels and selector.
 func withoutUID(value any, uid string) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -132,10 +132,10 @@ func withoutUID(value any, uid string) any {
 	return value
 }
 
-// absent stands for no value.
+// absent stands for a missing value.
 type absent struct{}
 
-// oneOf sets a field to one of some values. One of them may be that it is not there.
+// oneOf sets a field to one of the given values. absent{} removes the field.
 func oneOf(way string, values ...any) edit {
 	return func(m *model, object map[string]any) {
 		parts := strings.Split(way, ".")
@@ -175,7 +175,7 @@ func items(way, key string, names []string, item func(m *model, item map[string]
 	}
 }
 
-// commonEdits are those of all kinds.
+// commonEdits are the edits of all kinds.
 var commonEdits = []edit{
 	oneOf("metadata.labels.l", "1", "2", "3", absent{}),
 	oneOf("metadata.labels.k", "1", "2", absent{}),
@@ -183,7 +183,7 @@ var commonEdits = []edit{
 	oneOf("metadata.annotations.b", "<&> \u2028", "2", absent{}),
 }
 
-// held keeps an object when it is deleted.
+// held sets or removes a finalizer, which keeps an object after its deletion.
 var held = oneOf("metadata.finalizers", []any{"example.com/hold"}, absent{}, absent{}, absent{})
 
 var modelDefinitions = []string{
@@ -221,7 +221,7 @@ const (
 	policyMatches = `"matchConstraints":{"resourceRules":[{"apiGroups":["none.example.com"],"apiVersions":["v1"],"operations":["CREATE"],"resources":["nones"]}]}`
 )
 
-// values are JSON texts.
+// values decodes JSON texts.
 func values(texts ...string) (all []any) {
 	for _, text := range texts {
 		if text == "" {
@@ -239,10 +239,10 @@ func values(texts ...string) (all []any) {
 	return all
 }
 
-// setTo sets a field to one of some values, which are JSON texts. An empty one removes it.
+// setTo sets a field to one of the given values, which are JSON texts. An empty text removes the field.
 func setTo(way string, texts ...string) edit { return oneOf(way, values(texts...)...) }
 
-// fixing does one thing to an object that is made.
+// fixing sets one field of a new object.
 func fixing(way, text string) func(map[string]any) {
 	return func(object map[string]any) {
 		parts := strings.Split(way, ".")
@@ -252,10 +252,10 @@ func fixing(way, text string) func(map[string]any) {
 
 var modelKinds = slices.Concat(coreKinds, workloadKinds, clusterKinds, customKinds)
 
-// ownerKind is that of what owns others.
+// ownerKind is the kind of objects that own others.
 var ownerKind = modelKind{resource: "configmaps", kind: "ConfigMap", version: "v1", object: `{"data":{"a":"1"}}`, edits: []edit{setTo("data.a", `"1"`, `"2"`, "")}}
 
-// owned gives an object an owner, or takes one from it.
+// owned gives an object an owner, or removes that owner.
 func owned(m *model, object map[string]any) {
 	owner := m.owners[m.IntN(len(m.owners))]
 	all, _ := fieldOf(object, "metadata.ownerReferences").([]any)
@@ -495,7 +495,7 @@ func without(object map[string]any, ways ...string) {
 	}
 }
 
-// borrow gives fields the values of another object.
+// borrow gives fields the values that they have in another object.
 func borrow(object, own map[string]any, ways ...string) {
 	without(object, ways...)
 	for _, way := range ways {
@@ -506,7 +506,7 @@ func borrow(object, own map[string]any, ways ...string) {
 	}
 }
 
-// lastApplied is where 'kubectl apply' keeps what was applied.
+// lastApplied is the annotation in which 'kubectl apply' keeps what it applied.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 // applied does what 'kubectl apply' does.
@@ -521,7 +521,7 @@ func applied(m *model, object map[string]any) {
 	under(object, "metadata", "annotations")[lastApplied] = encoded(document) + "\n"
 }
 
-// podEdits are those of a Pod or a template.
+// podEdits are the edits of a Pod or a Pod template.
 func podEdits(in string) []edit {
 	return []edit{
 		setTo(in+"metadata.labels.p", `"1"`, `"2"`, ""),

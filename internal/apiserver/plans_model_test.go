@@ -21,14 +21,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// TestPlansAndTransactionsAreTheModel does random things to objects of many kinds, and takes them back: what an undo,
-// an undelete, a restore or a transaction makes of each object is what a model says, byte for byte but for what
-// docs/history.md lists. The model knows no merge. To it an object is the JSON that a client has read in the version
-// in which it is stored, as places with values, and a change is the places that have another value afterwards. What a
-// transaction makes is compared with what the same requests make of twins, one after the other. A dry run writes
-// nothing, and a plan that was carried out leaves nothing to do.
+// TestPlansAndTransactionsAreTheModel changes objects of many kinds at random, and takes the changes back. An undo, an
+// undelete, a restore or a transaction must leave each object as a model predicts, byte for byte except for what
+// docs/history.md lists.
 //
-// LOGPLANE_PLANS_SEED sets another seed, and LOGPLANE_PLANS_STEPS how many steps each cell makes.
+// The model does not merge. In the model, an object is the JSON that a client has read in the stored version, as places
+// with values, and a change is the set of places whose values differ afterwards. The outcome of a transaction is
+// compared with twins, to which the same requests were made one after the other. A dry run writes nothing. After a plan
+// was carried out, the same plan has nothing left to do.
+//
+// LOGPLANE_PLANS_SEED sets another seed, and LOGPLANE_PLANS_STEPS sets how many steps each cell makes.
 func TestPlansAndTransactionsAreTheModel(t *testing.T) {
 	number := func(name string, value uint64) uint64 {
 		if text := os.Getenv(name); text != "" {
@@ -39,7 +41,7 @@ func TestPlansAndTransactionsAreTheModel(t *testing.T) {
 		return value
 	}
 	seed, steps := number("LOGPLANE_PLANS_SEED", 1), number("LOGPLANE_PLANS_STEPS", 120/eventlogtest.Slowdown)
-	const cells = 4 // each with some of the kinds
+	const cells = 4 // each has some of the kinds
 	for cell := range cells {
 		t.Run(fmt.Sprint(cell), func(t *testing.T) {
 			t.Parallel()
@@ -72,10 +74,10 @@ func TestPlansAndTransactionsAreTheModel(t *testing.T) {
 	}
 }
 
-// space is the namespace of all objects that are in one.
+// space is the namespace of all objects that have one.
 const space = "model"
 
-// model is a cell, and all that should be in it.
+// model is a cell, and everything that should be in it.
 type model struct {
 	*rand.Rand
 	t       *testing.T
@@ -84,19 +86,19 @@ type model struct {
 	began   projection.Revision
 	did     []string
 	counts  map[string]int
-	// focus are those of which more is done for some time.
+	// focus are the objects that the test changes more often for some time.
 	focus []*modelled
-	// owners are two of the objects, and uids say which life of which of them each uid is. Creating are those that the
-	// plan in hand makes again, and pruning those that it deletes.
+	// owners are two of the objects. uids has, by uid, which life of which owner it is. creating are the objects that
+	// the present plan makes again, and pruning those that it deletes.
 	owners   []*modelled
 	uids     map[string]string
 	creating map[*modelled]bool
 	pruning  map[*modelled]bool
-	// gaps are the revisions between which there was no namespace, or more than this knows.
+	// gaps are ranges of revisions in which the namespace was missing, or had objects that the model does not know.
 	gaps [][2]projection.Revision
 }
 
-// modelled is an object, and all that it has been.
+// modelled is an object with all of its versions.
 type modelled struct {
 	kind     *modelKind
 	name     string
@@ -107,11 +109,11 @@ type modelled struct {
 type state struct {
 	revision                   projection.Revision
 	verb, user, manager, agent string
-	// object as a client reads it, before its deletion if it is one.
+	// object is as a client reads it. For a deletion, it is the object before that.
 	object map[string]any
 }
 
-// actor is who writes.
+// actor is the user and field manager of a write.
 type actor struct{ user, manager string }
 
 var actors = []actor{{"ann", "one"}, {"bob", "two"}, {"ann", "two"}}
@@ -142,7 +144,7 @@ func newModel(t *testing.T, r *rand.Rand, kinds []*modelKind) *model {
 	return m
 }
 
-// note remembers what is done, for who looks for the reason of a failure.
+// note records an action, to explain a later failure.
 func (m *model) note(what string, format string, args ...any) {
 	m.counts[what]++
 	m.did = append(m.did, fmt.Sprintf("%d: %s %s", m.s.head(m.t), what, fmt.Sprintf(format, args...)))
@@ -152,7 +154,7 @@ func (o *modelled) String() string { return o.kind.resource + "/" + o.name }
 
 func (o *modelled) path() string { return o.kind.collection() + "/" + o.name }
 
-// last is the newest version, nil if there has been none.
+// last is the newest version, nil if there is none.
 func (o *modelled) last() *state {
 	if len(o.versions) == 0 {
 		return nil
@@ -160,7 +162,7 @@ func (o *modelled) last() *state {
 	return o.versions[len(o.versions)-1]
 }
 
-// life names one of an object's lives: this one, or the next.
+// life names one of an object's lives: the present one for 0, the next one for 1.
 func (o *modelled) life(next int) string {
 	for _, v := range o.versions {
 		if v.verb == "create" {
@@ -170,7 +172,7 @@ func (o *modelled) life(next int) string {
 	return fmt.Sprintf("%s#%d", o.name, next)
 }
 
-// now is the object, nil if it is not there.
+// now is the present object, nil if it does not exist.
 func (o *modelled) now() map[string]any {
 	if s := o.last(); s != nil && s.verb != "delete" {
 		return s.object
@@ -178,7 +180,7 @@ func (o *modelled) now() map[string]any {
 	return nil
 }
 
-// at is the object at a revision, nil if it was not there.
+// at is the object at a revision, nil if it did not exist.
 func (o *modelled) at(revision projection.Revision) map[string]any {
 	var found map[string]any
 	for _, s := range o.versions {
@@ -221,7 +223,7 @@ func deepCopy(value any) any {
 	return value
 }
 
-// exact decodes JSON with every digit.
+// exact decodes JSON and keeps every digit.
 func exact(t testing.TB, text string) map[string]any {
 	t.Helper()
 	var object map[string]any
@@ -231,7 +233,7 @@ func exact(t testing.TB, text string) map[string]any {
 	return object
 }
 
-// encoded is a value in the only JSON that it has here.
+// encoded is a value in the one JSON encoding that this test uses.
 func encoded(value any) string {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
@@ -242,7 +244,7 @@ func encoded(value any) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// read is the object as it is answered, nil if there is none.
+// read gets the object from the server, nil if it does not exist.
 func (m *model) read(o *modelled) map[string]any {
 	m.t.Helper()
 	a := request{method: "GET", path: o.path()}.as("root").do(m.t, m.s)
@@ -253,7 +255,7 @@ func (m *model) read(o *modelled) map[string]any {
 	return exact(m.t, a.body)
 }
 
-// learn adds to an object what it has become. It is what the version before was, or has a new revision.
+// learn adds an object's present state to its versions. An unchanged revision means an unchanged object.
 func (m *model) learn(o *modelled, by state) {
 	m.t.Helper()
 	is, was := m.read(o), o.now()
@@ -277,7 +279,7 @@ func (m *model) learn(o *modelled, by state) {
 	m.did = append(m.did, fmt.Sprintf("%d: %s by %s %s%s: %s %s", by.revision, o, by.user, by.manager, by.agent, by.verb, difference(m.contentOf(o, was), m.contentOf(o, is))))
 }
 
-// difference is what is no longer so, and what is so now.
+// difference lists the lines that are gone, and the lines that are new.
 func difference(was, is *content) string {
 	var all []string
 	for _, side := range []struct {
@@ -296,7 +298,7 @@ func difference(was, is *content) string {
 	return strings.Join(all, " ")
 }
 
-// deletion is the revision at which an object went.
+// deletion is the revision at which an object was deleted.
 func (m *model) deletion(o *modelled) projection.Revision {
 	events := m.s.events(m.t, o.last().revision)
 	for _, e := range slices.Backward(events) {
@@ -317,7 +319,7 @@ func (o *modelled) isKey(k eventlog.Key) bool {
 	return k.Resource == resource && k.Group == group && k.Name == o.name && k.Namespace == namespace
 }
 
-// only requires that nothing but these objects has changed since a revision.
+// only requires that no other objects have changed since a revision.
 func (m *model) only(since projection.Revision, changed map[*modelled]bool) {
 	m.t.Helper()
 	for _, e := range m.s.events(m.t, since) {
@@ -347,7 +349,7 @@ func isTerminating(o *modelled) bool {
 	return o.now() != nil && fieldOf(o.now(), "metadata.deletionTimestamp") != nil
 }
 
-// step is one random thing.
+// step does one random thing.
 func (m *model) step() {
 	by := actors[m.IntN(len(actors))]
 	switch n := m.IntN(100); {
@@ -385,7 +387,7 @@ func (m *model) make(o *modelled, by actor) {
 	m.learn(o, state{user: by.user, manager: by.manager})
 }
 
-// fresh is an object as it may be made.
+// fresh is a new object, randomly edited.
 func (m *model) fresh(o *modelled) map[string]any {
 	object := exact(m.t, o.kind.object)
 	under(object, "metadata")["name"] = o.name
@@ -396,7 +398,7 @@ func (m *model) fresh(o *modelled) map[string]any {
 	return object
 }
 
-// edits changes an object in some places.
+// edits changes an object in some random places.
 func (m *model) edits(o *modelled, object map[string]any) {
 	all := slices.Concat(o.kind.edits, commonEdits)
 	if !o.kind.everywhere && o.kind != &ownerKind {
@@ -410,7 +412,7 @@ func (m *model) edits(o *modelled, object map[string]any) {
 	}
 }
 
-// edit changes an object.
+// edit changes a random object on the server.
 func (m *model) edit(by actor) {
 	o := m.pick(isThere)
 	if o == nil {
@@ -425,7 +427,7 @@ func (m *model) edit(by actor) {
 		object = exact(m.t, m.s.must(m.t, 200, request{method: "GET", path: path}.as(by.user)).body)
 	}
 	m.edits(o, object)
-	if metadata := under(object, "metadata"); isTerminating(o) { // no finalizer may come
+	if metadata := under(object, "metadata"); isTerminating(o) { // no finalizer may be added
 		delete(metadata, "finalizers")
 		if had := fieldOf(o.now(), "metadata.finalizers"); m.IntN(2) == 0 {
 			metadata["finalizers"] = had
@@ -436,7 +438,7 @@ func (m *model) edit(by actor) {
 	m.learn(o, state{user: by.user, manager: by.manager})
 }
 
-// setStatus does what a controller does.
+// setStatus writes a status, as a controller does.
 func (m *model) setStatus() {
 	o := m.pick(func(o *modelled) bool { return isThere(o) && o.kind.status != nil })
 	if o == nil {
@@ -449,7 +451,7 @@ func (m *model) setStatus() {
 	m.learn(o, state{user: upstreams, manager: "controller"})
 }
 
-// remove deletes an object. With a finalizer it stays.
+// remove deletes an object. An object with a finalizer stays.
 func (m *model) remove(by actor) {
 	o := m.pick(isThere)
 	if o == nil {
@@ -460,8 +462,8 @@ func (m *model) remove(by actor) {
 	m.learn(o, state{user: by.user})
 }
 
-// plan is asked for twice: a dry run, which must write nothing, and the same again. It returns both answers. If it is
-// refused, so is the dry run, with the same words.
+// plan sends a plan twice: as a dry run, which must write nothing, and then to carry it out. It returns both answers.
+// If the plan is refused, the dry run must be refused with the same message.
 func (m *model) plan(by actor, spec string) (dry, done *history.Plan, refused string) {
 	m.t.Helper()
 	before := m.s.head(m.t)
@@ -489,25 +491,25 @@ func (m *model) plan(by actor, spec string) (dry, done *history.Plan, refused st
 	return dry, done, ""
 }
 
-// expected is what shall become of an object.
+// expected is what a plan should do to an object.
 type expected struct {
-	verb string // empty if it is left alone
-	// wanted is the object without what the server keeps. It is nil if it shall be gone.
+	verb string // empty if the object is left alone
+	// wanted is the object without what the server keeps. It is nil if the object should be deleted.
 	wanted *content
-	// last is what an object was that is made again.
+	// last is the last state of an object that is made again.
 	last map[string]any
-	// conflict is whether the object is left alone because others have changed it.
+	// conflict says that the object is left alone because others have changed it.
 	conflict bool
-	// same is whether the object becomes what it is.
+	// same says that the object is already as it should become.
 	same bool
-	// refused is whether the API refuses what is wanted.
+	// refused says that the API refuses the wanted state.
 	refused bool
 }
 
-// isWritten says that the object becomes another.
+// isWritten says whether the plan changes the object.
 func (e expected) isWritten() bool { return e.verb != "" && !e.conflict && !e.refused && !e.same }
 
-// undoOne takes back a change of an object.
+// undoOne undoes one change of an object.
 func (m *model) undoOne(by actor) {
 	o := m.pick(func(o *modelled) bool { return len(o.versions) > 0 })
 	if o == nil {
@@ -541,7 +543,7 @@ func (m *model) undoOne(by actor) {
 	m.twice(by, spec, expect, "logplane-undo")
 }
 
-// twice carries a plan out. Then there is nothing left to do.
+// twice carries a plan out, and then once more, when nothing must be left to do.
 func (m *model) twice(by actor, spec string, expect func() map[*modelled]expected, agent string) {
 	m.t.Helper()
 	m.expect(by, spec, expect(), agent)
@@ -552,7 +554,7 @@ func (m *model) twice(by actor, spec string, expect func() map[*modelled]expecte
 	m.expect(by, spec, all, agent)
 }
 
-// undoSince takes back what a user or a manager has done since a moment.
+// undoSince undoes all changes by a user or a manager since a moment.
 func (m *model) undoSince(by actor) {
 	since, end := m.moment()
 	undo := history.PlanUndo{Since: fmt.Sprint(since)}
@@ -593,14 +595,15 @@ func (m *model) undoSince(by actor) {
 	m.twice(by, encoded(spec), expect, "logplane-undo")
 }
 
-// number is a revision of an answer.
+// number parses a revision in an answer.
 func (m *model) number(text string) projection.Revision {
 	n, err := strconv.ParseUint(text, 10, 64)
 	require.NoError(m.t, err)
 	return projection.Revision(n)
 }
 
-// managers are who has written each version since a revision, as the API tells. Who has set something is the one.
+// managers are the managers of each version since a revision, as the API reports them. A version that sets something
+// must have the manager who wrote it.
 func (m *model) managers(since projection.Revision) map[projection.Revision]string {
 	m.t.Helper()
 	all := map[projection.Revision]string{}
@@ -628,7 +631,7 @@ func (m *model) managers(since projection.Revision) map[projection.Revision]stri
 					set = set || was.values[at] != value
 				}
 			}
-			if set && fieldOf(v.object, "metadata.managedFields") != nil { // who makes an object with no field at all has none, and then nobody has
+			if set && fieldOf(v.object, "metadata.managedFields") != nil { // without managedFields, nobody is known: the object was made without any field
 				require.Equal(m.t, v.manager, all[v.revision], "%s at %d", o, v.revision)
 			}
 		}
@@ -636,8 +639,8 @@ func (m *model) managers(since projection.Revision) map[projection.Revision]stri
 	return all
 }
 
-// moment is a revision at which something was written, more often a new one. "A moment inside a transaction is the end
-// of it."
+// moment is a revision at which something was written, more often a recent one. "A moment inside a transaction is the
+// end of it."
 func (m *model) moment() (revision, end projection.Revision) {
 	all := []projection.Revision{m.began}
 	for _, o := range m.objects {
@@ -655,7 +658,7 @@ func (m *model) moment() (revision, end projection.Revision) {
 	return revision, revision + projection.Revision(m.s.events(m.t, revision-1)[0].Left)
 }
 
-// undelete makes an object again.
+// undelete makes a deleted object again.
 func (m *model) undelete(by actor) {
 	o := m.pick(func(o *modelled) bool { return len(o.versions) > 0 && (o.now() == nil || m.IntN(20) == 0) })
 	if o == nil {
@@ -679,7 +682,7 @@ func (m *model) undelete(by actor) {
 	}, "logplane-undelete")
 }
 
-// restore makes everything as it was.
+// restore restores everything to a random moment.
 func (m *model) restore(by actor) {
 	to, end := m.moment()
 	m.restoreTo(by, history.PlanSpec{Namespace: []string{"", space}[m.IntN(2)],
@@ -691,7 +694,7 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 	inScope := func(o *modelled) bool {
 		return !o.kind.passes && (spec.Namespace == "" || o.kind.namespace() == spec.Namespace)
 	}
-	// An owner that comes again has another uid.
+	// An owner that is made again gets another uid.
 	ownerComes := func(then map[string]any) bool {
 		references, _ := fieldOf(then, "metadata.ownerReferences").([]any)
 		return slices.ContainsFunc(m.owners, func(owner *modelled) bool {
@@ -710,7 +713,7 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 			}
 			then, now := o.at(to), o.now()
 			if then != nil && fieldOf(then, "metadata.deletionTimestamp") != nil && now != nil && fieldOf(now, "metadata.uid") != fieldOf(then, "metadata.uid") {
-				then = nil // another one came later
+				then = nil // another object was made later
 			}
 			switch {
 			case then != nil && (fieldOf(then, "metadata.deletionTimestamp") != nil ||
@@ -741,15 +744,15 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 	}
 	expect := func() map[*modelled]expected {
 		m.creating, m.pruning = map[*modelled]bool{}, map[*modelled]bool{}
-		compute() // which owners come and go
+		compute() // finds out which owners are made again and deleted
 		return compute()
 	}
 	m.twice(by, encoded(spec), expect, "logplane-restore")
 	m.pruning = nil
 }
 
-// stillOwned is what a restore wants of an object that is there: as it was, with owners as they will be. One that is
-// not there any more stays named where it is named, if the object is as it was otherwise.
+// stillOwned is what a restore makes of an existing object: its old content, with the owners as they will be. If
+// nothing but a missing owner would change, the reference to that owner stays.
 func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	will := m.adopted(o, wanted)
 	kept := wanted.withOwners(o, func(name string, _ any) any {
@@ -773,7 +776,7 @@ func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	return will
 }
 
-// removeSpace deletes the namespace, and restores it with all that was in it.
+// removeSpace deletes the namespace, and restores it with everything that was in it.
 func (m *model) removeSpace(by actor) {
 	to := m.s.head(m.t)
 	m.note("delete", "the namespace by %v", by)
@@ -798,11 +801,11 @@ func (m *model) removeSpace(by actor) {
 	m.s.must(m.t, 200, request{method: "GET", path: path + "/serviceaccounts/default"}.as("root"))
 }
 
-// twin is the namespace of objects to which the same happens, one after the other.
+// twin is the namespace of the twins, which get the same changes one after the other.
 const twin = "twin"
 
-// transact does several things at once. Each of them is done to a twin of its object first, by itself: then the
-// objects must be what their twins are.
+// transact sends several operations as one transaction. Before that, it sends each operation as a request to a twin of
+// the object. Afterwards the objects must be equal to their twins.
 func (m *model) transact(by actor) {
 	var operations []string
 	twins := map[*modelled]*modelled{}
@@ -830,14 +833,14 @@ func (m *model) transact(by actor) {
 		if !o.kind.everywhere {
 			reference["namespace"] = space
 		}
-		asSent := func(object map[string]any) map[string]any { // the same for the object itself
+		asSent := func(object map[string]any) map[string]any { // the same change for the object itself
 			sent := copyOf(object)
 			maps.Copy(sent, version)
 			metadata := under(sent, "metadata")
 			for _, of := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation"} {
 				delete(metadata, of)
 			}
-			if o.now() != nil { // many kinds want it
+			if o.now() != nil { // many kinds require it
 				metadata["resourceVersion"] = fieldOf(o.now(), "metadata.resourceVersion")
 			}
 			if metadata["name"] = o.name; !o.kind.everywhere {
@@ -857,11 +860,11 @@ func (m *model) transact(by actor) {
 			under(object, "metadata")["name"] = o.name
 			made[o] = true
 			add("create", map[string]any{"object": asSent(object)})
-		case is == nil: // what one operation deletes, another one cannot make again
+		case is == nil: // a transaction cannot make an object again that it deletes
 		case n == 0:
 			m.s.must(m.t, 200, request{method: "DELETE", path: w.path() + "?propagationPolicy=Background"}.as("root"))
 			add("delete", map[string]any{"reference": reference, "propagationPolicy": "Background"})
-		case n < 3 || !isFirst: // nothing can be required of a revision that will come
+		case n < 3 || !isFirst: // an update would name the provisional revision
 			text, suffix := encoded(map[string]any{"metadata": map[string]any{"labels": map[string]any{"l": []any{"1", "2", nil}[m.IntN(3)]},
 				"annotations": map[string]any{"a": []any{"1", "<", nil}[m.IntN(3)]}}}), "merge"
 			if m.IntN(2) == 0 && fieldOf(is, "metadata.labels") != nil {
@@ -895,7 +898,7 @@ func (m *model) transact(by actor) {
 	m.gaps = append(m.gaps, [2]projection.Revision{before, m.s.head(m.t)}) // a restore would make the twins again
 }
 
-// transaction sends operations, and compares what they have made with the twins.
+// transaction sends operations, and compares the objects with their twins.
 func (m *model) transaction(by actor, operations []string, twins map[*modelled]*modelled) {
 	send := func(query string, operations []string) answer {
 		q := transaction(operations...)
@@ -904,7 +907,7 @@ func (m *model) transaction(by actor, operations []string, twins map[*modelled]*
 	}
 	before := m.s.head(m.t)
 	manager := "?fieldManager=" + by.manager
-	if m.IntN(2) == 0 { // one that is refused lets none be written
+	if m.IntN(2) == 0 { // if one operation is refused, none is written
 		bad := []string{
 			creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default"}}`),
 			creating(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"No","namespace":"` + space + `"}}`),
@@ -933,7 +936,7 @@ func (m *model) transaction(by actor, operations []string, twins map[*modelled]*
 	for i := range done {
 		require.Equal(m.t, dry[i].Code, done[i].Code)
 		require.Equal(m.t, dry[i].Name, done[i].Name)
-		require.Contains(m.t, []string{"", done[i].ResourceVersion}, dry[i].ResourceVersion) // of what is not changed
+		require.Contains(m.t, []string{"", done[i].ResourceVersion}, dry[i].ResourceVersion) // of unchanged objects
 	}
 	events := m.s.events(m.t, before)
 	for i, e := range events {
@@ -962,7 +965,7 @@ func (m *model) transaction(by actor, operations []string, twins map[*modelled]*
 	m.only(before, changed)
 }
 
-// twinOf makes an object like another one, if that is there.
+// twinOf makes a twin of an object, if the object exists.
 func (m *model) twinOf(o *modelled) *modelled {
 	kind := *o.kind
 	w := &modelled{kind: &kind, name: o.name}
@@ -986,19 +989,19 @@ func (m *model) twinOf(o *modelled) *modelled {
 	return w
 }
 
-// isStatus says that a version has changed nothing but the status.
+// isStatus says whether a version has changed only the status.
 func (o *modelled) isStatus(i int) bool {
 	return o.versions[i].verb == "update" && encoded(o.kind.written(o.versions[i].object)) == encoded(o.kind.written(o.versions[i-1].object)) &&
 		!o.deletes(i)
 }
 
-// deletes says that a version has begun the deletion of an object, which has finalizers.
+// deletes says whether a version has begun the deletion of an object with finalizers.
 func (o *modelled) deletes(i int) bool {
 	const of = "metadata.deletionTimestamp"
 	return o.versions[i].verb == "update" && fieldOf(o.versions[i].object, of) != nil && fieldOf(o.versions[i-1].object, of) == nil
 }
 
-// expect carries a plan out, and compares what becomes of all objects with what is expected.
+// expect carries a plan out, and compares all objects with what is expected.
 func (m *model) expect(by actor, spec string, all map[*modelled]expected, agent string) {
 	m.t.Helper()
 	before := m.s.head(m.t)
@@ -1010,7 +1013,7 @@ func (m *model) expect(by actor, spec string, all map[*modelled]expected, agent 
 		was := done.Status.Changes[i]
 		j := slices.IndexFunc(m.objects, func(o *modelled) bool { return o.is(planned.Object) })
 		if r := planned.Object; r.Resource == "namespaces" && r.Name == space || r.Resource == "serviceaccounts" && r.Name == "default" {
-			require.True(m.t, was.Left == "" || agent == "logplane-undo", was.Left) // to undo that it was made would delete all
+			require.True(m.t, was.Left == "" || agent == "logplane-undo", was.Left) // an undo of its creation would delete everything
 			continue
 		}
 		require.GreaterOrEqual(m.t, j, 0, "%+v", planned)
@@ -1056,11 +1059,11 @@ func (o *modelled) is(r history.Reference) bool {
 	return r.Resource == resource && r.Group == group && r.Name == o.name && r.Namespace == o.kind.namespace()
 }
 
-// is compares an object with what it should be. What differs is what docs/history.md lists.
+// is compares an object with what it should be. Only the differences that docs/history.md lists are allowed.
 func (m *model) is(o *modelled, was map[string]any, e expected) {
 	m.t.Helper()
 	is := o.now()
-	if e.wanted == nil && is != nil { // its finalizers hold it
+	if e.wanted == nil && is != nil { // finalizers hold it
 		require.NotNil(m.t, fieldOf(is, "metadata.deletionTimestamp"), "%s", o)
 		require.NotNil(m.t, fieldOf(is, "metadata.finalizers"), "%s", o)
 	}
@@ -1069,7 +1072,7 @@ func (m *model) is(o *modelled, was map[string]any, e expected) {
 	}
 	require.NotNil(m.t, is, "%s", o)
 	require.Equal(m.t, e.wanted.String(), m.contentOf(o, is).String(), "%s", o)
-	if was != nil { // it is the same object, and its status is left to controllers
+	if was != nil { // it is the same object, whose status is left to controllers
 		for _, field := range []string{"metadata.uid", "metadata.creationTimestamp", "metadata.deletionTimestamp"} {
 			require.Equal(m.t, fieldOf(was, field), fieldOf(is, field), "%s: %s", o, field)
 		}
@@ -1078,9 +1081,9 @@ func (m *model) is(o *modelled, was map[string]any, e expected) {
 		}
 		return
 	}
-	// "The fields of an object that is made again belong to the managers who had them." Its status is left to
-	// controllers, and what a plan has changed is its own: a Job's labels with its uid. Upstream keeps the newer times
-	// of what is the same otherwise.
+	// "The fields of an object that is made again belong to the managers who had them." The status is left to
+	// controllers. Fields that a plan itself changes belong to the plan, such as a Job's labels with its uid. Upstream
+	// keeps the newer time of two entries that are equal otherwise, so times are not compared.
 	managed := func(object map[string]any) []any {
 		all, _ := fieldOf(object, "metadata.managedFields").([]any)
 		var out []any
@@ -1093,15 +1096,15 @@ func (m *model) is(o *modelled, was map[string]any, e expected) {
 		}
 		return out
 	}
-	if o.kind.other == "" { // upstream forgets managers who have used a version that does not have all fields
+	if o.kind.other == "" { // upstream drops managers who used a version that does not have all fields
 		require.Equal(m.t, encoded(managed(e.last)), encoded(managed(is)), "%s", o)
 	}
 	require.NotEqual(m.t, fieldOf(e.last, "metadata.uid"), fieldOf(is, "metadata.uid"), "%s", o)
 }
 
-// undone is what an object is without some changes.
+// undone is the object without some of its changes.
 func (m *model) undone(o *modelled, changes []*state) expected {
-	ends := map[any]int{} // what has begun and ended in these changes has left nothing
+	ends := map[any]int{} // an object that these changes both created and deleted needs no step
 	for _, v := range changes {
 		if v.verb != "update" {
 			ends[fieldOf(v.object, "metadata.uid")]++
@@ -1111,7 +1114,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 		return slices.Contains(changes, o.versions[i]) && ends[fieldOf(o.versions[i].object, "metadata.uid")] < 2
 	}
 	live := m.contentOf(o, o.now())
-	contentOf := func(object map[string]any) *content { // an owner that was made again is no other
+	contentOf := func(object map[string]any) *content { // an owner that was made again counts as the same
 		c := m.contentOf(o, object)
 		if live == nil || c == nil {
 			return c
@@ -1127,7 +1130,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 			return uid
 		})
 	}
-	was := func(i int) *content { // before a version
+	was := func(i int) *content { // the object before a version
 		switch o.versions[i].verb {
 		case "delete":
 			return contentOf(o.versions[i].object)
@@ -1142,7 +1145,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 		if !isChosen(i) {
 			continue
 		}
-		var older []*content // what it was before changes that are taken back after this one
+		var older []*content // the object before each earlier change that is undone, too
 		for j := range i {
 			if isChosen(j) {
 				older = append(older, was(j))
@@ -1164,7 +1167,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 			case v.verb == "update" && isTerminating(o):
 				return expected{conflict: true}
 			}
-		case now == nil: // nothing is left of the change
+		case now == nil: // nothing of the change is left
 		case v.verb == "create":
 			isIt := fieldOf(o.now(), "metadata.uid") == fieldOf(v.object, "metadata.uid")
 			left := now.equal(contentOf(v.object))
@@ -1185,7 +1188,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 	return m.outcome(o, now, last)
 }
 
-// othersHaveWritten says that somebody has changed an object since a version, in another change than these.
+// othersHaveWritten says whether somebody has changed an object since a version, in a change that is not undone.
 func (m *model) othersHaveWritten(o *modelled, since int, isChosen func(int) bool) bool {
 	for i := since + 1; i < len(o.versions); i++ {
 		if v := o.versions[i]; !isChosen(i) && !o.isStatus(i) && v.user != upstreams && v.agent != "logplane-undo" {
@@ -1195,10 +1198,10 @@ func (m *model) othersHaveWritten(o *modelled, since int, isChosen func(int) boo
 	return false
 }
 
-// outcome says what it takes to make an object what is wanted.
+// outcome is the step that brings an object into the wanted state.
 func (m *model) outcome(o *modelled, wanted *content, last map[string]any) expected {
 	live := o.now()
-	for _, at := range []string{`."metadata"."labels"`, `."metadata"."annotations"`} { // no version writes empty ones
+	for _, at := range []string{`."metadata"."labels"`, `."metadata"."annotations"`} { // never written empty
 		if wanted != nil && wanted.below(at) == fmt.Sprintf("%s: %s\n", at, isAnObject) {
 			delete(wanted.values, at)
 		}
@@ -1221,7 +1224,7 @@ func (m *model) outcome(o *modelled, wanted *content, last map[string]any) expec
 	e := expected{verb: "update", wanted: wanted, same: is.equal(wanted), refused: slices.ContainsFunc(o.kind.immutable, func(of string) bool {
 		return is.below(of) != wanted.below(of)
 	})}
-	if isTerminating(o) { // no finalizer may come, and with the last one the object goes
+	if isTerminating(o) { // no finalizer may be added, and the object goes with the last one
 		had, has := is.finalizers(), wanted.finalizers()
 		e.refused = e.refused || slices.ContainsFunc(has, func(f string) bool { return !slices.Contains(had, f) })
 		if len(has) == 0 {
@@ -1231,23 +1234,23 @@ func (m *model) outcome(o *modelled, wanted *content, last map[string]any) expec
 	return e
 }
 
-// finalizers are those of an object.
+// finalizers are the finalizers of an object.
 func (p *content) finalizers() (all []string) {
 	const at = `."metadata"."finalizers"`
 	for _, item := range p.order[at] {
 		all = append(all, p.values[item])
 	}
 	if len(all) == 0 {
-		_ = json.Unmarshal([]byte(p.values[at]), &all) // it is no list if there are none
+		_ = json.Unmarshal([]byte(p.values[at]), &all) // an empty list is stored as a value
 	}
 	return all
 }
 
-// references are where an object names its owners.
+// references is the place at which an object names its owners.
 const references = `."metadata"."ownerReferences"`
 
-// adopted is an object with owners as they will be: those that are made again have another uid, and those that are not
-// there are no owners.
+// adopted is an object with the owners as they will be: owners that are made again have another uid, and missing owners
+// are dropped.
 func (m *model) adopted(o *modelled, wanted *content) *content {
 	return wanted.withOwners(o, func(name string, _ any) any {
 		for _, owner := range m.owners {
@@ -1263,7 +1266,7 @@ func (m *model) adopted(o *modelled, wanted *content) *content {
 	})
 }
 
-// withOwners gives owners another uid, or removes those that have none.
+// withOwners gives owners another uid, and removes owners without one.
 func (p *content) withOwners(o *modelled, uidOf func(name string, uid any) any) *content {
 	var all []any
 	for _, item := range p.order[references] {
@@ -1290,15 +1293,14 @@ func (p *content) withOwners(o *modelled, uidOf func(name string, uid any) any) 
 	return out
 }
 
-// content is what an object has, by the way to it: values, and what holds them. Lists whose items have names are in
-// order besides.
+// content is an object by places: values holds each value, and marks the objects, lists and items that hold values.
+// order has the order of items in lists whose items have names.
 type content struct {
 	values map[string]string
 	order  map[string][]string
 }
 
-// contentOf is what a client may write. Uids are those of the model, which do not change when an object is made
-// again.
+// contentOf is the part of an object that a client may write. Owners' uids are replaced by the model's names of lives.
 func (m *model) contentOf(o *modelled, object map[string]any) *content {
 	if object == nil {
 		return nil
@@ -1314,7 +1316,7 @@ func (m *model) contentOf(o *modelled, object map[string]any) *content {
 	return p
 }
 
-// add adds a value at a place. Its way is the place without the names of items.
+// add adds a value at a place. way is the place without the names of items.
 func (p *content) add(k *modelKind, at, way string, value any) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -1344,7 +1346,7 @@ func (p *content) add(k *modelKind, at, way string, value any) {
 	p.values[at] = encoded(value)
 }
 
-// documentOf is what 'kubectl apply' has kept in an annotation, if it is written as kubectl does.
+// documentOf is the document that 'kubectl apply' has kept in an annotation, nil if kubectl did not write it.
 func documentOf(name string, value any) map[string]any {
 	text, _ := value.(string)
 	var document map[string]any
@@ -1354,7 +1356,7 @@ func documentOf(name string, value any) map[string]any {
 	return document
 }
 
-// nameIn is what names an item: some of its fields, or itself.
+// nameIn is the name of an item in its list: some of its fields, or its value.
 func nameIn(item any, keys []string) string {
 	fields, ok := item.(map[string]any)
 	if !ok {
@@ -1372,7 +1374,7 @@ func (p *content) String() string {
 	places := slices.Sorted(maps.Keys(p.values))
 	for i, at := range places {
 		if strings.HasSuffix(at, `."annotations"`) && (i+1 == len(places) || !isBelow(places[i+1], at)) {
-			continue // the API leaves out what is empty
+			continue // the API leaves out empty ones
 		}
 		fmt.Fprintf(&b, "%s: %s\n", at, p.values[at])
 	}
@@ -1386,7 +1388,7 @@ func (p *content) equal(q *content) bool {
 	return (p == nil) == (q == nil) && (p == nil || p.String() == q.String())
 }
 
-// below are all values at a place and below it.
+// below lists all values at a place and below it.
 func (p *content) below(at string) string {
 	if p == nil {
 		return ""
@@ -1410,11 +1412,12 @@ func isBelow(place, at string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// without takes back a change, or says that others have changed the same. Older ones are what the object was before
-// changes that are taken back too: who has made that of it has taken back this one.
+// without undoes a change, or reports a conflict if others have changed the same places. older are the states before
+// earlier changes that are undone, too: a place that has such an older value was already changed back, and is no
+// conflict.
 func (p *content) without(before, after *content, older []*content) (out *content, conflict bool) {
 	out = &content{maps.Clone(p.values), map[string][]string{}}
-	var undone []string // what is as it was before an older change, with all below it
+	var undone []string // places that are, with all below them, as before an earlier change
 	for at, kind := range p.values {
 		is := func(q *content) string { return q.below(at) }
 		if isHolder(kind) && p.below(at) != after.below(at) && isOlder(p.below(at), older, is) {
@@ -1426,7 +1429,7 @@ func (p *content) without(before, after *content, older []*content) (out *conten
 			slices.ContainsFunc(undone, func(of string) bool { return isBelow(at, of) }) {
 			continue
 		}
-		// What is at the place. If the change has made or removed an item, it is all that is in it.
+		// of is what a content has at the place. If the change has added or removed an item, it is all of the item.
 		of := func(q *content) string { return q.valueAt(at) }
 		isItem := (of(before) == isAnItem || of(after) == isAnItem) && of(before) != of(after)
 		if isItem {
@@ -1455,7 +1458,7 @@ func (p *content) without(before, after *content, older []*content) (out *conten
 	return out, !out.hold(before, p)
 }
 
-// isOlder says that a value is what it was before a change that is taken back, too.
+// isOlder says whether a value is the value before an earlier change that is undone, too.
 func isOlder(is string, older []*content, of func(*content) string) bool {
 	return slices.ContainsFunc(older, func(p *content) bool { return of(p) == is })
 }
@@ -1466,10 +1469,10 @@ const (
 	isAnItem   = "an item"
 )
 
-// isHolder says that a value has others below it.
+// isHolder says whether a value stands for an object, a list or an item, which hold other values.
 func isHolder(value string) bool { return value == isAnObject || value == isAList || value == isAnItem }
 
-// isInItem says that a place is in an item that the others do not have.
+// isInItem says whether a place is in an item that the other content does not have.
 func (p *content) isInItem(at string, others *content) bool {
 	for item, value := range p.values {
 		if value == isAnItem && item != at && isBelow(at, item) && others.values[item] != isAnItem {
@@ -1492,8 +1495,8 @@ func (p *content) both(q *content) map[string]string {
 	return all
 }
 
-// hold puts what holds values where there are some, and gives lists their order: what comes back stands after what it
-// came after. It fails if there is something else.
+// hold adds the missing objects, lists and items that hold values, and orders the items of lists: an item that comes
+// back stands after the items that it came after. It returns false if there is another value in place of a holder.
 func (p *content) hold(before, now *content) bool {
 	for _, at := range slices.Collect(maps.Keys(p.values)) {
 		for _, from := range []*content{now, before} {
@@ -1535,7 +1538,7 @@ func (p *content) hold(before, now *content) bool {
 	return true
 }
 
-// under is the object at a way, which is made if it is not there.
+// under is the object at a way. It makes the object if it is missing.
 func under(object map[string]any, way ...string) map[string]any {
 	for _, name := range way {
 		below, ok := object[name].(map[string]any)

@@ -32,13 +32,13 @@ import (
 
 const transactionsPath = historyPath + "/transactions"
 
-// transaction is a request with operations.
+// transaction is a request of a transaction with the given operations.
 func transaction(operations ...string) request {
 	return request{method: "POST", path: transactionsPath,
 		body: `{"apiVersion":"history.logplane.dev/v1","kind":"Transaction","spec":{"operations":[` + strings.Join(operations, ",") + `]}}`}
 }
 
-// creating, updating and deleting are operations.
+// creating, updating and deleting are operations of a transaction.
 func creating(object string) string { return `{"verb":"create","object":` + object + `}` }
 
 func updating(object string) string { return `{"verb":"update","object":` + object + `}` }
@@ -47,12 +47,12 @@ func deleting(version, kind, name string) string {
 	return `{"verb":"delete","reference":{"apiVersion":"` + version + `","kind":"` + kind + `","namespace":"default","name":"` + name + `"}}`
 }
 
-// configMap is one with a value.
+// configMap is a ConfigMap with one value.
 func configMap(name, value string) string {
 	return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `","namespace":"default"},"data":{"v":"` + value + `"}}`
 }
 
-// transact returns what a transaction has done.
+// transact sends a transaction and returns its answer.
 func (s *Server) transact(t testing.TB, r request) (done history.Transaction) {
 	t.Helper()
 	a := s.must(t, 201, r)
@@ -74,14 +74,14 @@ func TestTransaction(t *testing.T) {
 	require.Equal(t, done.Status.Revision, done.Status.Results[1].ResourceVersion)
 	require.NotEqual(t, fieldOf(before.object(t), "metadata.resourceVersion"), done.Status.Results[1].ResourceVersion)
 
-	s.must(t, 200, request{method: "GET", path: configMaps + "?resourceVersion=0"}) // nothing waits for what is provisional
+	s.must(t, 200, request{method: "GET", path: configMaps + "?resourceVersion=0"}) // no read waits for a provisional revision
 
 	a := s.must(t, 409, transaction(updating(configMap("old", "3")), creating(configMap("new", "3"))))
 	require.Contains(t, a.body, "operation 2 of 2, create configmaps/new")
 	require.Equal(t, "2", fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/old"}).object(t), "data.v"))
 }
 
-// head is the revision up to which there are events.
+// head is the revision of the newest event.
 func (s *Server) head(t testing.TB) projection.Revision {
 	t.Helper()
 	v, err := s.config.Cell.Projection.Latest(t.Context())
@@ -89,7 +89,7 @@ func (s *Server) head(t testing.TB) projection.Revision {
 	return v.Revision()
 }
 
-// events are those of the log after a revision.
+// events returns the events after a revision.
 func (s *Server) events(t testing.TB, after projection.Revision) (events []eventlog.Event) {
 	t.Helper()
 	v, err := s.config.Cell.Projection.Latest(t.Context())
@@ -100,8 +100,8 @@ func (s *Server) events(t testing.TB, after projection.Revision) (events []event
 	return events
 }
 
-// Everything that a transaction writes is one append, whatever it is: objects, what belongs to a namespace, addresses,
-// charges. Each operation sees what those before it have written.
+// Everything that a transaction writes is one append: objects, the objects that belong to a namespace, addresses and
+// quota charges. Each operation sees the writes of the operations before it.
 func TestTransactionIsOneAppend(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -148,8 +148,8 @@ func TestTransactionIsOneAppend(t *testing.T) {
 	require.Equal(t, fmt.Sprint(uint64(s.head(t))), fieldOf(list, "metadata.resourceVersion"), "nothing provisional is left")
 }
 
-// What an application consists of is there at once, with its namespace. Only Pods are not: the plug-in for service
-// accounts does not see that of the new namespace.
+// One transaction can create all objects of an application, with their namespace. Pods are the exception: the plug-in
+// for service accounts does not see the account of the new namespace.
 func TestTransactionOfAnApplication(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -183,10 +183,10 @@ func TestTransactionOfAnApplication(t *testing.T) {
 	answered := s.must(t, 201, transaction(all...))
 	require.NotEmpty(t, answered.header["Warning"], "of what the namespace's labels say about Pods")
 	s.must(t, 200, request{method: "GET", path: "/apis/apps/v1/namespaces/app/deployments/d"})
-	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as alone
+	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as without a transaction
 }
 
-// What changes nothing has no revision, and what follows a change has that of the change.
+// A transaction that changes nothing has no revision. A result after a change has the revision of the change.
 func TestTransactionThatChangesNothing(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
@@ -216,7 +216,7 @@ func TestTransactionThatChangesNothing(t *testing.T) {
 	}
 }
 
-// Whatever refuses the last operation, nothing of the others is there.
+// If the last operation is refused for any reason, nothing of the other operations is written.
 func TestRefusedTransaction(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -273,9 +273,9 @@ func TestRefusedTransaction(t *testing.T) {
 	require.Equal(t, map[string]string{"count/configmaps": "1"}, usedOf(t, s, "q"))
 }
 
-// What was written at once is seen at once, also by who names a revision inside of it: in a list, under '/at' and among
-// the changes up to there, from the tail, a segment, a checkpoint and archived events. A watch goes on from there all
-// the same.
+// The writes of one append are seen together, even if a client names a revision inside the append: in a list, under
+// '/at' and among the changes up to that revision, from the tail, a segment, a checkpoint and archived events. But a
+// watch can begin at such a revision.
 func TestNoMomentIsInsideAnAppend(t *testing.T) {
 	for name, every := range map[string]time.Duration{"checkpoints": time.Nanosecond, "archive": time.Hour} {
 		t.Run(name, func(t *testing.T) { noMomentIsInsideAnAppend(t, every) })
@@ -299,7 +299,7 @@ func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
 	list := func(query string) map[string]any {
 		return s.must(t, 200, request{method: "GET", path: query}).object(t)
 	}
-	// sees says that what is true of a revision is what is true at the end of its append.
+	// sees checks that a read at a revision shows the state at the end of that revision's append.
 	sees := func(from string) {
 		configMapsAt := map[projection.Revision]int{ends[0]: 1, ends[1]: 4, ends[2]: 5}
 		for rev := ends[0]; rev <= ends[2]; rev++ {
@@ -335,7 +335,7 @@ func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
 	write(request{method: "POST", path: configMaps, body: configMap("e", "1")})
 	require.Equal(t, ends[0]+4, ends[1])
 	sees("tail")
-	for rev := ends[0]; rev < ends[1]; rev++ { // one event after the other, as a client that was cut off goes on
+	for rev := ends[0]; rev < ends[1]; rev++ { // one event after the other, as a client resumes that was cut off
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/at/%d%s?watch=true&labelSelector=!x&resourceVersion=%d", rev, configMaps, ends[0]), nil))
 		require.Equal(t, map[bool]int{false: 3}[rev == ends[0]], strings.Count(w.Body.String(), `"ADDED"`), "up to %d: %s", rev, w.Body)
@@ -362,7 +362,7 @@ func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
 	s.must(t, 410, request{method: "GET", path: configMaps + inside})
 }
 
-// A transaction does for its user what the user may do alone.
+// A transaction may do what its user may do with single requests.
 func TestTransactionsRights(t *testing.T) {
 	s := newGuarded(t)
 	rule := func(group, resource, verbs string) string {
@@ -384,7 +384,7 @@ func TestTransactionsRights(t *testing.T) {
 	require.Contains(t, a.body, "cannot create resource \\\"secrets\\\"")
 	require.Contains(t, a.body, "User \\\"ann\\\"")
 	s.must(t, 403, transaction(creating(configMap("a", "1")), updating(configMap("a", "2"))).as("ann"))
-	// A right that a transaction gives is none within it.
+	// A right that a transaction grants does not apply inside the transaction.
 	s.must(t, 403, transaction(creating(strings.ReplaceAll(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"x"}}`, "x", "mine"))).as("ann"))
 	require.Equal(t, before, s.head(t))
 	s.transact(t, transaction(creating(configMap("a", "1")), creating(configMap("b", "1"))).as("ann"))
@@ -397,7 +397,7 @@ func TestTransactionsRights(t *testing.T) {
 	require.Equal(t, "root as ann", last.Author.User+" as "+last.Author.As)
 }
 
-// A dry run is answered as the transaction would be, and appends nothing.
+// A dry run gets the transaction's answer, and appends nothing.
 func TestTransactionDryRun(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -413,7 +413,7 @@ func TestTransactionDryRun(t *testing.T) {
 	s.must(t, 409, refused)
 	require.Equal(t, before, s.head(t))
 
-	// Operations see each other: what is refused is what the transaction would be refused for.
+	// Operations see each other, so a dry run is refused for the same reasons as the transaction.
 	hook := newWebhookServer(t)
 	hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 		return &admissionv1.AdmissionResponse{Allowed: r.DryRun != nil && *r.DryRun, Result: &metav1.Status{Message: "no dry run"}}
@@ -443,7 +443,7 @@ func TestTransactionDryRun(t *testing.T) {
 	s.must(t, 422, dry)
 }
 
-// As many objects as the log takes at once are written at once. One more is refused, whatever it is.
+// A transaction may write as many objects as one append may have events. One event more is refused, whatever it is.
 func TestLargeTransaction(t *testing.T) {
 	s := newServer(t)
 	many := func(n int) (all []string) {
@@ -468,8 +468,8 @@ func TestLargeTransaction(t *testing.T) {
 	require.Len(t, s.events(t, before), 1002)
 }
 
-// Fields are managed as if each operation were a request, and each has a record in the audit log that names the
-// transaction's.
+// Fields are managed as if each operation were a request. Each operation has a record in the audit log, which names the
+// transaction's record.
 func TestTransactionManagersAndRecords(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -504,7 +504,7 @@ func TestTransactionManagersAndRecords(t *testing.T) {
 	require.Equal(t, []any{"two"}, managers)
 }
 
-// What patches write counts, and not what they say.
+// The size of the patched objects counts, and not that of the patches.
 func TestTransactionOfLargePatches(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("big", strings.Repeat("x", 900<<10))})
@@ -519,7 +519,7 @@ func TestTransactionOfLargePatches(t *testing.T) {
 	require.Equal(t, before+1, s.head(t))
 }
 
-// A deletion that something holds up is an update, and the rows beside objects follow every step.
+// A deletion that finalizers hold up is an update. The rows beside an object follow every step.
 func TestTransactionOfDependents(t *testing.T) {
 	s := newServer(t)
 	owner := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("owner", "1")}).object(t)
@@ -538,8 +538,8 @@ func TestTransactionOfDependents(t *testing.T) {
 	require.Len(t, fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/x"}).object(t), "metadata.ownerReferences"), 1)
 }
 
-// Custom resources are written like others, but not together with their definition. Services in one transaction get
-// addresses of their own.
+// Custom resources are written like other objects, but not in the transaction that creates their definition. Services
+// in one transaction get different addresses.
 func TestTransactionKinds(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -584,7 +584,7 @@ func TestTransactionKinds(t *testing.T) {
 	require.Len(t, claimed(t, s, "/ipaddresses"), 29)
 }
 
-// What an operation relies on, the operations before it have written.
+// An operation can rely on what the operations before it have written.
 func TestTransactionOfWhatBelongsTogether(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -614,7 +614,7 @@ func TestTransactionOfWhatBelongsTogether(t *testing.T) {
 	require.Contains(t, clash.body, "write one of the two after the transaction")
 }
 
-// A transaction may be YAML or CBOR, and so may its answer. What warns of an operation warns of the transaction.
+// A transaction and its answer may be YAML or CBOR. A warning about an operation is a warning of the transaction.
 func TestTransactionRepresentations(t *testing.T) {
 	s := newServer(t)
 	encode := map[string]func(v any) []byte{
@@ -643,13 +643,13 @@ func TestTransactionRepresentations(t *testing.T) {
 		require.Equal(t, map[string]any{"v": "2", "w": "1"}, fieldOf(got, "data"))
 	}
 	r := transaction(creating(configMap("x", "1")))
-	r.accept = table // nothing of it is a row
+	r.accept = table // it cannot be shown as rows
 	s.must(t, 406, r)
 	a := s.must(t, 201, transaction(creating(`{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema","metadata":{"name":"f"},"spec":{"priorityLevelConfiguration":{"name":"exempt"}}}`)))
 	require.Len(t, a.header["Warning"], 1)
 }
 
-// Webhooks and policies for everything are asked about the transaction, too, and about each operation.
+// Webhooks and policies for everything are asked about the transaction itself and about each operation.
 func TestTransactionsAreJudged(t *testing.T) {
 	s := newServer(t)
 	var mu sync.Mutex
@@ -683,7 +683,7 @@ func TestTransactionsAreJudged(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/c"})
 }
 
-// interrupting calls f at the end of each attempt of a transaction that creates 'last', before it is appended.
+// interrupting calls f at the end of each attempt of a transaction that creates 'last', before the append.
 func interrupting(t *testing.T, s *Server, f func(attempt int)) {
 	t.Helper()
 	hook, attempt := newWebhookServer(t), 0
@@ -697,8 +697,8 @@ func interrupting(t *testing.T, s *Server, f func(attempt int)) {
 	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: hook.configuration("hook", "")})
 }
 
-// When another writer comes first, everything is computed again from what that one has written. What a client has
-// required is required of that too. A writer that always comes first is not fought for ever.
+// If another writer comes first, everything is computed again on that writer's state, and the client's preconditions
+// must hold for that state, too. If another writer always comes first, the transaction gives up.
 func TestTransactionConflicts(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "0")})
@@ -723,7 +723,7 @@ func TestTransactionConflicts(t *testing.T) {
 	require.Equal(t, fieldOf(got, "metadata.resourceVersion"), done.Status.Results[0].ResourceVersion)
 
 	s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
-	// The patch changes nothing, and its precondition holds for the other operation too.
+	// The patch changes nothing, but the other operation is written only if the patch's precondition holds.
 	losses, attempts = 1, 0
 	a := s.must(t, 409, transaction(patch("1", `,"precondition":{"resourceVersion":"`+fieldOf(got, "metadata.resourceVersion").(string)+`"}`), creating(configMap("last", "1"))))
 	require.Contains(t, a.body, "operation 1 of 2, patch configmaps/old, was refused")
@@ -736,7 +736,8 @@ func TestTransactionConflicts(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
 }
 
-// What a patch or an object requires is required until the transaction is written, also if nothing is changed.
+// The requirements of a patch or an object must hold until the transaction is written, even if the operation changes
+// nothing.
 func TestTransactionRequirements(t *testing.T) {
 	s := newServer(t)
 	steals := false
@@ -776,7 +777,7 @@ func TestTransactionRequirements(t *testing.T) {
 		}
 		steals = true
 		a := transaction(operation, creating(configMap("last", "1"))).do(t, s)
-		if strings.Contains(c.operation, "UID") { // the thief's object is still that one
+		if strings.Contains(c.operation, "UID") { // the thief's write keeps the uid
 			require.Equal(t, 201, a.code, a.body)
 			s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
 		} else {
@@ -787,8 +788,8 @@ func TestTransactionRequirements(t *testing.T) {
 	}
 }
 
-// Transactions of one process that contend for an object take turns once they have lost. Without that, more than half
-// of these would lose five times.
+// Transactions of one process that contend for an object take turns after they have lost once. Otherwise more than half
+// of these transactions would lose five times.
 func TestTransactionsTakeTurns(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("hot", "0")})
@@ -814,8 +815,8 @@ func TestTransactionsTakeTurns(t *testing.T) {
 	require.Len(t, fieldOf(list, "items"), clients*rounds+1-int(refused.Load()))
 }
 
-// A namespace that terminates while a transaction goes on for longer than a write may is known in the end. What has
-// nothing to do with the transaction does not make it begin again.
+// If a namespace begins to terminate while a slow transaction runs, the transaction notices before it is written.
+// Changes of unrelated objects do not make it start again.
 func TestSlowTransaction(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -828,12 +829,12 @@ func TestSlowTransaction(t *testing.T) {
 	attempts, ends := 0, false
 	interrupting(t, s, func(attempt int) {
 		attempts = attempt
-		if !ends { // of other tenants
+		if !ends { // objects of other tenants
 			s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"another"}}`})
 			s.must(t, 201, request{method: "POST", path: definitionPath, body: pastDefinition("color")})
 		}
 		s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/events", body: fmt.Sprintf(`{"metadata":{"name":"e-%d"},"involvedObject":{"namespace":"default"}}`, attempt)})
-		time.Sleep(kubestore.Staleness) // a webhook may take that long
+		time.Sleep(kubestore.Staleness) // a webhook may take this long
 		if ends {
 			s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/space"})
 		}
@@ -849,8 +850,8 @@ func TestSlowTransaction(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: "/api/v1/namespaces/mine/configmaps/last"})
 }
 
-// An append whose outcome is not known is answered with 500 that says so, and clients do not send it again (row 61).
-// Then all of it is there, or nothing.
+// If the outcome of an append is unknown, the answer is a 500 that says so, and clients do not send the transaction
+// again (row 61). Either all of the append is in the log, or nothing.
 func TestTransactionOfUnknownOutcome(t *testing.T) {
 	conn, link := eventlogtest.ConnectThrough(t, eventlogtest.Run(t, t.TempDir()))
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second, InMemory: true})
@@ -870,8 +871,8 @@ func TestTransactionOfUnknownOutcome(t *testing.T) {
 	require.Contains(t, []int{0, 2}, len(fieldOf(list.object(t), "items").([]any)), list.body)
 }
 
-// Two processes serve transactions that move an amount between two of four accounts, and others that read and watch
-// them, while a projector commits. Nobody ever sees another sum: no list, and no watch after all events of a revision's
+// Two processes serve transactions that move an amount between two of four accounts. Other clients list and watch the
+// accounts, while a projector commits. Nobody ever sees another sum: no list does, and no watch after all events of an
 // append.
 func TestTransactionsAreAtomic(t *testing.T) {
 	rounds := 60
@@ -899,7 +900,7 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	}
 	first := one.transact(t, transaction(all...))
 
-	// A watch has all events; those of one append come together.
+	// A watch gets all events. Those of one append come directly after each other.
 	listener := httptest.NewServer(other)
 	t.Cleanup(listener.Close)
 	watching, stop := context.WithCancel(t.Context())
@@ -977,7 +978,7 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	reading.Wait()
 	require.Positive(t, committed.Load())
 
-	// The watch brings the events of each transaction one after another: after both the sum is what it was.
+	// The watch delivers the two events of each transaction in a row. After both, the sum is the same as before.
 	have := map[string]any{}
 	for i := range accounts {
 		have[fmt.Sprintf("account-%d", i)] = map[string]any{"data": map[string]any{"v": fmt.Sprint(total / accounts)}}
@@ -1006,7 +1007,7 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	stop()
 }
 
-// turnsTaken is a Place that counts how often a request asks for a turn.
+// turnsTaken is a kubestore.Place that counts how often a request asks for a turn.
 type turnsTaken struct{ n atomic.Int64 }
 
 func (*turnsTaken) Wait(_ context.Context, wait func() error) error { return wait() }
@@ -1016,15 +1017,16 @@ func (p *turnsTaken) Turn(context.Context) error {
 	return nil
 }
 
-// served is the server for requests that hold the place.
+// served makes the server's requests hold this place.
 func (p *turnsTaken) served(s *Server) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.ServeHTTP(w, r.WithContext(kubestore.WithPlace(r.Context(), p)))
 	})
 }
 
-// TestTransactionsOfNoChange: what a transaction decodes and encodes counts, whether or not it changes anything. It
-// lets others have turns between its operations, and so does a patch of a large object by itself.
+// TestTransactionsOfNoChange: the bytes that a transaction decodes and encodes count, even if it changes nothing. A
+// long transaction lets other requests have turns between its operations. A single patch of a large object takes a
+// turn, too.
 func TestTransactionsOfNoChange(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: 4 * time.Second * eventlogtest.Slowdown} })
 	const size = 300 << 10
