@@ -245,7 +245,7 @@ func (p pluginChain) Validate(ctx context.Context, a admission.Attributes, o adm
 	return readable(ctx, p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o))
 }
 
-// readable makes the request's answer of an error by which a plugin could not read. It returns verdicts unchanged.
+// readable turns the read error of a plugin into the request's answer. It returns verdicts unchanged.
 func readable(ctx context.Context, err error) error {
 	if errors.As(err, new(*projection.ReadError)) {
 		return kubestore.Answer(ctx, err)
@@ -270,8 +270,8 @@ func (s *Server) initializer() admission.PluginInitializer {
 	return initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
 }
 
-// sparing lets a plugin see only the resources that it decides about. Otherwise a create of anything else would pass
-// through all plugins for Pods and be counted in the metrics of each.
+// sparing lets a plugin see only the resources that it decides about. Otherwise the create of a ConfigMap, for example,
+// would pass through all plugins for Pods, and be counted in the metrics of each.
 func sparing(plugin admission.Interface, name string) admission.Interface {
 	if of, ok := judges[name]; ok {
 		return judge{plugin, of}

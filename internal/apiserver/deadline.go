@@ -42,7 +42,6 @@ func answersLate(ctx context.Context) {
 //
 // Upstream's filter runs every handler in a second goroutine and waits for it. Growing the second stack takes an eighth
 // of the processor time of a get. Here the handler stays in the request's goroutine, and a timer answers in its place.
-// eighth of a get's processor. Here the handler keeps the request's goroutine, and a timer answers in its place.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()

@@ -19,7 +19,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withFilters wraps dispatch in upstream's filters and in ours. A request meets the filter that was added last first.
+// withFilters wraps dispatch in upstream's filters and in ours. A request meets the filters in reverse order: the last
+// one added comes first.
 //
 // Cheap refusals come first. A request without valid credentials is answered 401 before its body is read and before it
 // takes a place. Only one kind of credentials makes the server ask the log before that: a service account's token that

@@ -356,7 +356,7 @@ func TestVersionsOfAnotherGroup(t *testing.T) {
 	}
 }
 
-// A page ends when it has become large. Large numbers stay exact. A change that replaces the whole object has no patch.
+// A page ends when it has become large. Large numbers stay exact. A version in which everything changes has no patch.
 func TestVersionsOfLargeObjects(t *testing.T) {
 	s := newArchive(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/configmaps", body: `{"metadata":{"name":"large"}}`}.as("root"))

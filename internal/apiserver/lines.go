@@ -20,7 +20,7 @@ func withLine(r *http.Request, f *lines.Form) *http.Request {
 	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, open.stream)))
 }
 
-// withLine gives a watch a line if its objects are shown as they are stored. A Table is not, and a Service is not.
+// withLine gives a watch a line if its objects are shown as they are stored. Tables and Services are not.
 func (g *group) withLine(r *http.Request, info *apirequest.RequestInfo) *http.Request {
 	built, err := g.get()
 	if err != nil {

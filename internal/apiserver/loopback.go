@@ -66,7 +66,8 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 		return nil, errors.New("the loopback client does not watch")
 	}
 	as := l.user
-	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // nor what it causes
+	// Requests that are sent to serve a controller's request are not the controller's own.
+	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) {
 		as = controller(name)
 	}
 	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's connection is not this request's

@@ -434,8 +434,8 @@ func TestPastRoles(t *testing.T) {
 	}
 }
 
-// Objects that a history rule has dropped are answered 410 below '/at', with the reason. All other objects are still
-// there.
+// A request below '/at' for a kind whose past a history rule has dropped is answered 410, with the reason. All other
+// kinds of that moment can be read.
 func TestPastOfRules(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,

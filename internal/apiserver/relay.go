@@ -40,8 +40,8 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// closing closes a connection that has switched protocols when its request's context ends: at a deadline, or when this
-// process stops.
+// closing closes a connection that has switched protocols. It does so when the request's context ends: at a deadline,
+// or when this process stops.
 type closing struct {
 	http.ResponseWriter
 	ctx     context.Context
