@@ -85,7 +85,7 @@ func malformed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &syntax) || errors.As(err, &extraneous)
 }
 
-// maxKinds bounds how many kinds one body may name. A body needs one; a merge patch may spell it in two ways.
+// maxKinds bounds how many kinds one body may name. A body needs one; a merge patch may spell the key in two ways.
 const maxKinds = 2
 
 // rootTypes are the types that a body may be decoded to. Upstream decodes a body as the kind that it names, and only
