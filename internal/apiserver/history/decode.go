@@ -29,7 +29,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// decode returns the object of a row in the version in which it is stored, as clients see it: with today's defaults.
+// decode returns the object of a row as clients see it: in the version in which it is stored, with today's defaults.
 func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*unstructured.Unstructured, error) {
 	resource := resourceOf(row)
 	transformer := s.Stores.Transformer(resource)
@@ -74,7 +74,7 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 	return object, nil
 }
 
-// schemas are those of custom resources, as definitions were when they were last asked for.
+// schemas caches the compiled schemas of custom resources. An entry is used while its definition is unchanged.
 type schemas map[schema.GroupVersionResource]compiled
 
 type compiled struct {
@@ -83,7 +83,7 @@ type compiled struct {
 	schema     *structuralschema.Structural
 }
 
-// of returns what a definition says of a version today, nil if it says nothing.
+// of returns the schema that today's definition has for a version, nil if it has none.
 func (s schemas) of(ctx context.Context, definitions *customresources.Reader, resource schema.GroupResource, version string) (*structuralschema.Structural, error) {
 	definition, err := definitions.Get(ctx, resource.String())
 	if err != nil || definition == nil {
@@ -98,7 +98,7 @@ func (s schemas) of(ctx context.Context, definitions *customresources.Reader, re
 	return known.schema, nil
 }
 
-// SchemeOf is that of the built-in objects of a group.
+// SchemeOf returns the scheme and the codecs for the built-in objects of a group.
 func SchemeOf(group string) (*runtime.Scheme, serializer.CodecFactory) {
 	switch group {
 	case customresources.Resource.Group:
@@ -113,12 +113,13 @@ func resourceOf(row projection.Row) schema.GroupResource {
 	return schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}
 }
 
-// managerOf is the field manager that has made an object of the version before, empty if nothing says so. It is the one
-// whose entry is new, or has a new time or new fields. An entry that has only lost fields is that of somebody whose
-// fields another one took.
+// managerOf returns the field manager that wrote the version 'after', empty if the managed fields do not tell. It is
+// the manager whose entry is new, or has a new time or new fields. An entry that has only lost fields belongs to a
+// manager whose fields another one took.
 //
-// Times are whole seconds. Who writes what is already theirs twice in a second leaves their entry as it is. Then it is
-// the one who owns a field that has changed: whoever else owned it has lost it.
+// Times are whole seconds, so a manager that twice in a second writes fields which it already owns leaves its entry
+// unchanged. If no entry tells, the writer is the manager that owns a field whose value has changed: any other owner
+// would have lost that field.
 func managerOf(before, after *unstructured.Unstructured) string {
 	known := map[managed]metav1.ManagedFieldsEntry{}
 	if before != nil {
@@ -158,7 +159,7 @@ func identityOf(e metav1.ManagedFieldsEntry) managed {
 	return managed{e.Manager, e.Subresource, e.APIVersion, e.Operation}
 }
 
-// fieldsOf are those that an entry owns, nil if they cannot be read.
+// fieldsOf returns the fields that an entry owns, nil if they cannot be read.
 func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
 	var all map[string]any
 	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &all) != nil {
@@ -193,7 +194,7 @@ func newer(a, b metav1.ManagedFieldsEntry) bool {
 	return a.Time != nil && (b.Time == nil || b.Time.Before(a.Time))
 }
 
-// merge adds fields to others.
+// merge adds fields to all.
 func merge(all, fields map[string]any) {
 	for step, value := range fields {
 		below, _ := all[step].(map[string]any)
@@ -206,8 +207,8 @@ func merge(all, fields map[string]any) {
 	}
 }
 
-// differs says whether one of the fields is not what it was. What is not there is nil. A value of which somebody owns a
-// part is owned as far as it is there, and any other as a whole.
+// differs says whether one of the fields has changed. An absent value is nil. If somebody owns parts of a value, then
+// the owner of the value itself owns only that it exists; otherwise it owns the whole value.
 func differs(fields, all map[string]any, was, is any) bool {
 	if reflect.DeepEqual(was, is) {
 		return false
@@ -227,8 +228,8 @@ func differs(fields, all map[string]any, was, is any) bool {
 	return false
 }
 
-// within returns what finds a part of a value as managed fields name it: a field, or an item by its keys, its value or
-// its place.
+// within returns a function that finds a part of a value by its step in managed fields: a field, or an item by its
+// keys, its value or its index.
 func within(value any) func(step string) any {
 	list, _ := value.([]any)
 	var keys []string
@@ -244,7 +245,7 @@ func within(value any) func(step string) any {
 			if json.Unmarshal([]byte(name), &wanted) != nil {
 				return nil
 			}
-			if byKeys == nil { // those of one list have the same names
+			if byKeys == nil { // all items of one list have the same key names
 				keys, byKeys = slices.Collect(maps.Keys(wanted)), map[string]any{}
 				for _, item := range list {
 					if fields, ok := item.(map[string]any); ok {
@@ -283,8 +284,8 @@ func only(fields map[string]any, names []string) map[string]any {
 	return out
 }
 
-// encoded is a value as a key. JSON has one form for a number, whatever its type.
+// encoded returns a value as a map key. JSON encodes a number alike, whatever its Go type.
 func encoded(value any) string {
-	text, _ := json.Marshal(value) // what is in an object can be encoded
+	text, _ := json.Marshal(value) // every value in an object can be encoded
 	return string(text)
 }

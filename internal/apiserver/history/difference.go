@@ -13,32 +13,32 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// mostOperations is how many operations the patch of a version may have. What is changed as a whole is looked at as a
-// whole.
+// mostOperations is how many operations the patch of a version may have. An object with more changes is better read as
+// a whole.
 const mostOperations = 200
 
-// difference is a JSON patch from one object to another, in the order of the fields' names. Libraries for that go by
-// way of JSON, where integers beyond 2^53 become others.
+// difference is a JSON patch from one object to another, in the order of the fields' names. Libraries that make patches
+// go through JSON, which alters integers beyond 2^53.
 type difference struct {
 	operations []Operation
 	changed    []string
 	err        error
 	// skipped are fields that are not compared.
 	skipped []string
-	// most is how many operations there may be, and cut says that there are more.
+	// most is how many operations there may be; cut says that more would be needed.
 	most int
 	cut  bool
 }
 
-// compare looks for the difference of two versions, without what the server keeps for itself.
+// compare returns the difference between two versions, without the fields that the server keeps for itself.
 func compare(before, after *unstructured.Unstructured) difference {
 	d := difference{skipped: kept, most: mostOperations}
 	d.values("", before.Object, after.Object)
 	return d
 }
 
-// PatchBetween is the whole difference of two objects as a JSON patch, whatever fields they have. An object that is not
-// there is nil.
+// PatchBetween returns the whole difference between two objects as a JSON patch, with the fields that the server keeps
+// for itself. An absent object is nil.
 func PatchBetween(before, after map[string]any) ([]Operation, error) {
 	d := difference{most: math.MaxInt}
 	switch {
@@ -103,7 +103,7 @@ func (d *difference) fields(at string, before, after map[string]any) {
 	}
 }
 
-// items leaves alone what both lists begin and end with.
+// items compares two lists without the items that both begin or end with.
 func (d *difference) items(at string, before, after []any) {
 	start := 0
 	for start < min(len(before), len(after)) && reflect.DeepEqual(before[start], after[start]) {

@@ -1,12 +1,12 @@
 // Package history serves the group history.logplane.dev: the versions of an object, the changes of a namespace, and
 // transactions, which write several objects at once.
 //
-// Nouns. A version is what one event made of its object. 'versions' lists those of one object, newest first; 'changes'
-// lists those of all objects of a namespace or of the cluster between two moments, in the order of the log. Nothing is
-// stored: both are read from the projection, which keeps the events anyway.
+// Nouns. A version is the state in which one event left its object. 'versions' lists the versions of one object, newest
+// first; 'changes' lists the versions of all objects of a namespace or of the cluster between two moments, in the order
+// of the log. Neither is stored: both are read from the projection, which keeps the events anyway.
 //
-// Who may list versions sees only those of objects that they may get today, as far back as both rights reach. What they
-// may not get is left out of changes, and refused where it was asked for by name.
+// A user who may list versions sees only versions of objects that they may get today, as far back as both rights reach.
+// Other objects are left out of changes; a request that names one of them is refused.
 package history
 
 import (
@@ -53,7 +53,7 @@ type Config struct {
 	Authorizer  authorizer.Authorizer
 	// ByName says that the authorizer may allow all objects of a kind and yet deny one by its name, as a webhook can.
 	ByName bool
-	// ReachOf returns how far back a right goes, by which something was allowed.
+	// ReachOf returns how far back the right reaches that allows the request 'a'.
 	ReachOf func(ctx context.Context, a authorizer.Attributes) (Reach, error)
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (projection.Revision, error)
@@ -61,20 +61,21 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// ResourceOf finds the resource of a kind that is served.
 	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
-	// Transactions write what transactions do.
+	// Transactions runs the operations of a transaction and appends what they write.
 	Transactions *kubestore.Transactions
 }
 
-// Reach says whether a right covers what was at a revision. What it does not cover does not exist for its user.
+// Reach says whether a right covers the state at a revision. For the right's user, a state that it does not cover does
+// not exist.
 type Reach func(ctx context.Context, at projection.Revision) (bool, error)
 
-// CauseYounger is a cause of the answer for a moment at which the cell had no event yet.
+// CauseYounger is the cause in the answer about a moment before the cell's first event.
 const CauseYounger metav1.CauseType = "CellIsYounger"
 
 // selectable are the fields by which versions can be selected.
 var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.namespace"}
 
-// NewStorage makes the registries of the group. Those of others are added by their names.
+// NewStorage makes the registries of the group, and adds the registries in others by their names.
 func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGroupInfo {
 	codecs := newCodecs()
 	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs.CodecFactory)
@@ -88,7 +89,8 @@ func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGr
 	return info
 }
 
-// With lets a list know what its query asks to be included, which upstream's options of lists have no place for.
+// With puts the query's 'include' into the request's context for lists, since upstream's list options have no field for
+// it.
 func With(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), includeKey{}, r.URL.Query()["include"])))
@@ -104,62 +106,63 @@ func (*store) Destroy() {}
 // NamespaceScoped implements rest.Scoper.
 func (*store) NamespaceScoped() bool { return true }
 
-// A page ends after so many versions, or when it was made from so many bytes: each version may be as large as an
-// object, and is compared with the one before. It ends, too, after so many events and bytes that were looked at, also
-// for nothing.
+// A page ends after mostVersions versions, or when mostBytes bytes were decoded or are answered: each version may be as
+// large as an object, and is compared with the version before. A page also ends when mostEvents events or mostRead
+// bytes were read, wanted or not.
 const (
 	mostVersions = 500
 	mostBytes    = 4 << 20
 	mostEvents   = 20_000
 	mostRead     = 32 << 20
-	// eventRead is what an event counts for that is read alone: about the block in which it is.
+	// eventRead is how many bytes an event that is read alone counts for: about the size of its block.
 	eventRead = 64 << 10
-	// versionRead is what a version counts for whose event is no longer kept: archived events may have to be read for
-	// it.
+	// versionRead is how many bytes a version whose event is no longer kept counts for: archived events may have to be
+	// read to find it.
 	versionRead = 1 << 20
-	// heavyPage and heavyEvents keep a processor busy for some milliseconds. A page of more takes a turn.
+	// heavyPage bytes, or heavyEvents events, keep a processor busy for some milliseconds. A larger page takes a turn.
 	heavyPage   = 256 << 10
 	heavyEvents = 1000
-	// yieldEvents are looked at in about a tenth of a millisecond.
+	// yieldEvents events are read in about a tenth of a millisecond.
 	yieldEvents = 256
 )
 
-// page is what one page has taken, and the schemas of custom resources that it has met.
+// page counts what one page has cost, and caches the schemas of custom resources that it has met.
 type page struct {
-	// bytes are those that were decoded or are answered, and read those of events that were looked at.
+	// bytes counts the bytes that were decoded or are answered; events and read count the events that were read, and
+	// their bytes.
 	bytes, read, events int
-	// last is the newest revision up to which everything was looked at.
+	// last is the newest revision up to which all events were read.
 	last projection.Revision
-	// heavy says that the page has waited for its turn, and failed why it could not.
+	// heavy says that the page has asked for a turn; failed says why it cannot go on.
 	heavy  bool
 	failed error
 
 	schemas schemas
 }
 
-// spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
-// the request has ended.
+// spend counts bytes that were decoded or are answered, and waits for a turn once there are many. It fails when the
+// request has ended.
 func (p *page) spend(ctx context.Context, bytes int) error {
 	p.bytes += bytes
 	return p.turn(ctx)
 }
 
-// look counts an event that was read, wanted or not. It is false if no other may be.
+// look counts an event that was read, wanted or not. It returns false if the page may read no more events.
 func (p *page) look(ctx context.Context, at projection.Revision, bytes int) bool {
 	p.events, p.read, p.last = p.events+1, p.read+bytes, at
-	if p.events%yieldEvents == 0 { // who is next on this processor would wait for ten milliseconds
+	if p.events%yieldEvents == 0 { // or the next goroutine on this processor could wait for ten milliseconds
 		goruntime.Gosched()
 	}
 	p.failed = p.turn(ctx)
 	return p.failed == nil && !p.full()
 }
 
-// looked is look for who reads events.
+// looked returns look as a callback for readers of events.
 func (p *page) looked(ctx context.Context) func(projection.Revision, int) bool {
 	return func(at projection.Revision, bytes int) bool { return p.look(ctx, at, bytes) }
 }
 
-// full says that a page has cost what one may.
+// full says that the page has reached one of its bounds.
 func (p *page) full() bool { return p.bytes > mostBytes || p.read > mostRead || p.events >= mostEvents }
 
 func (p *page) turn(ctx context.Context) error {
@@ -181,10 +184,10 @@ type question struct {
 
 	labels labels.Selector
 	limit  int
-	// after is the revision with which the page before ended, 0 for the first page. Upto is that up to which all pages
-	// of a list of changes read.
+	// after is the revision at which the previous page ended, 0 for the first page. upto is the revision up to which
+	// all pages of a list of changes read.
 	after, upto projection.Revision
-	content     bool // is asked for, too
+	content     bool // the objects are wanted, too
 }
 
 func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) {
@@ -231,7 +234,8 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 		}
 		*place = r.Value
 	}
-	if of := apirequest.NamespaceValue(ctx); of != "" && q.namespace != of { // rights are those in the path's namespace
+	// The right was checked for the path's namespace.
+	if of := apirequest.NamespaceValue(ctx); of != "" && q.namespace != of {
 		return q, apierrors.NewBadRequest(fmt.Sprintf("the path is of namespace '%s': ask for namespace '%s' there", of, q.namespace))
 	}
 	return q, nil
@@ -240,11 +244,12 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 // mayWant says whether the version of a row may be among those that are selected, before it is decoded.
 func (q *question) mayWant(row *projection.Row) bool {
 	by := row.Author
-	users := []string{"", cmp.Or(by.User, unknown), by.As, by.Cause.User, by.Cause.As} // what goes with a deletion is its author's, too
+	// A change that a deletion caused is its author's, too.
+	users := []string{"", cmp.Or(by.User, unknown), by.As, by.Cause.User, by.Cause.As}
 	return slices.Contains(users, q.user) && (q.verb == "" || q.verb == verbs[row.Op])
 }
 
-// wants says whether the version of such a row is.
+// wants says whether a version is selected whose row mayWant has let pass.
 func (q *question) wants(v *Version, objects ...labels.Set) bool {
 	if q.manager != "" && q.manager != v.Manager {
 		return false
@@ -284,7 +289,7 @@ func (*versions) NewList() runtime.Object { return &VersionList{} }
 // GetSingularName implements rest.SingularNameProvider.
 func (*versions) GetSingularName() string { return "version" }
 
-// Get returns the version of a revision.
+// Get returns the version with the revision 'name'.
 func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (runtime.Object, error) {
 	q, err := ask(ctx, nil)
 	if err != nil {
@@ -300,7 +305,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		return nil, missing
 	}
 	for e, err := range r.Cell.Projection.Archived(ctx, projection.Keys{}, projection.Revision(at)-1, projection.Revision(at), nil) {
-		if errors.Is(err, projection.ErrTrimmed) { // perhaps of other objects
+		if errors.Is(err, projection.ErrTrimmed) { // perhaps only events of other objects were trimmed
 			continue
 		}
 		if err != nil {
@@ -315,7 +320,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 			return nil, err
 		}
 		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key) {
-			return nil, missing // as if there were none, because the name says nothing of the object
+			return nil, missing // not found rather than forbidden: the client has not named the object
 		}
 		v, _, err := r.describe(ctx, &q, &page{schemas: schemas{}}, rowOf(e), nil)
 		return v, err
@@ -354,7 +359,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 		below = min(below, q.after)
 	}
 	page := page{schemas: schemas{}}
-	// One row more than is wanted: the last is compared with it.
+	// One row more than wanted, to compare the last wanted row with.
 	rows, next, err := r.Cell.Projection.Versions(ctx, key.RowKey(), below, q.limit+1, page.looked(ctx))
 	if page.failed != nil {
 		return nil, page.failed
@@ -381,7 +386,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 		end, next = end-1, rows[end-2].Revision
 	}
 	for i, row := range rows[:end] {
-		allowed, err := rights.get(ctx, row.ID, row.Revision) // what is stored there may be another group's
+		allowed, err := rights.get(ctx, row.ID, row.Revision) // the stored object may be of another group
 		if err != nil {
 			return nil, err
 		}
@@ -452,7 +457,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
 	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto, page.looked(ctx)) {
-		if errors.Is(err, projection.ErrTrimmed) { // of some of the keys: the others' events follow
+		if errors.Is(err, projection.ErrTrimmed) { // events of some keys are gone: the other keys' events follow
 			warning.AddWarning(ctx, "", err.Error())
 			continue
 		}
@@ -480,7 +485,8 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	return list, nil
 }
 
-// change is what an event is to who asks, nil if it is nothing. Last has the last version that was seen of each key.
+// change returns the change that an event is, nil if it was not selected or the user may not see it. last has the last
+// row that was seen of each key.
 func (r *changes) change(ctx context.Context, q *question, rights *rights, page *page, e eventlog.Event,
 	last map[string]projection.Row) (*Change, error) {
 	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
@@ -494,7 +500,7 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	if err != nil || !allowed {
 		return nil, err
 	}
-	row = row.Clone() // it is kept
+	row = row.Clone() // it is kept in last
 	var before *projection.Row
 	if known, ok := last[row.Key]; ok {
 		before = &known
@@ -510,8 +516,9 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	return &Change{*v}, nil
 }
 
-// Watch implements rest.Watcher. It brings the changes after a revision as the log has them; without one, those after
-// 'from', or from now on. Each is shown to who may get its object when it happens.
+// Watch implements rest.Watcher. It sends the changes after resourceVersion in the order of the log. Without a
+// resourceVersion it begins after 'from', or else now. A change is sent only if the user may get its object when it
+// happens.
 func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (watch.Interface, error) {
 	q, err := ask(ctx, o)
 	if err != nil {
@@ -520,7 +527,8 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 	if q.to != "" {
 		return nil, apierrors.NewBadRequest("a watch of changes goes on: leave out 'to', or list them")
 	}
-	// A reflector that is refused lists. Without bookmarks it is upstream's default for no resourceVersion.
+	// A reflector that is refused falls back to a list. Without bookmarks, sendInitialEvents is only upstream's default
+	// for an empty resourceVersion.
 	if o.SendInitialEvents != nil && *o.SendInitialEvents && o.AllowWatchBookmarks {
 		return nil, apierrors.NewInvalid(GroupVersion.WithKind("Change").GroupKind(), "", field.ErrorList{
 			field.Forbidden(field.NewPath("sendInitialEvents"), "changes have no state that could be sent: list them, and watch from the list's resourceVersion")})
@@ -533,23 +541,23 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 	if err != nil {
 		return nil, err
 	}
-	met := schemas{} // by all events: what a definition says is compiled once
+	met := schemas{} // shared by all events, so that each schema is compiled once
 	return kubestore.EventWatch{
 		Cell: r.Cell, GroupResource: GroupVersion.WithResource("changes").GroupResource(), Keys: keys, After: after, Bookmarks: o.AllowWatchBookmarks, New: r.New,
 		Tell: func(ctx context.Context, e eventlog.Event) (runtime.Object, error) {
-			if kubestore.PastFrom(ctx) == nil { // the newest view there is, which has the event: it costs no question
+			if kubestore.PastFrom(ctx) == nil { // the newest view of this process has the event: no need to ask the log
 				v, err := r.Cell.AtLeast(ctx, e.Revision)
 				if err != nil {
 					return nil, err
 				}
 				ctx = kubestore.WithView(ctx, v)
 			}
-			rights, err := r.rightsOf(ctx) // when it happens
+			rights, err := r.rightsOf(ctx) // as they are when it happens
 			if err != nil {
 				return nil, err
 			}
 			made, err := r.change(ctx, &q, rights, &page{schemas: met}, e, map[string]projection.Row{})
-			if made == nil { // not a nil of a type
+			if made == nil { // return an untyped nil
 				return nil, err
 			}
 			return made, err
@@ -574,7 +582,8 @@ func (r *changes) start(ctx context.Context, q *question, resourceVersion string
 	return after, err
 }
 
-// span is the part of the log that the question is about: (after, upto]. A moment inside an append is the end of it.
+// span is the part of the log that the question is about: (after, upto]. A moment inside an append counts as the
+// append's end.
 func (r *changes) span(ctx context.Context, q *question, head projection.Revision) (after, upto projection.Revision, err error) {
 	upto = head
 	switch {
@@ -602,7 +611,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 		if readErr != nil {
 			return 0, 0, readError(ctx, readErr)
 		}
-		if from == 0 || q.from == "" { // everything since the beginning is kept, or nobody asked for more than there is
+		if from == 0 || q.from == "" { // everything since the beginning is kept, or the client named no start
 			return from, upto, nil
 		}
 	}
@@ -615,7 +624,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 	return after, upto, nil
 }
 
-// keysOf are the keys that the question is about: all, or those of a resource.
+// keysOf returns the keys that the question is about: all, those of a resource, or that of one object.
 func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error) {
 	if q.object != "" {
 		key, err := s.keyOf(ctx, q.object, q.namespace)
@@ -649,16 +658,16 @@ func hiddenGroup(name string) bool {
 	return name == resources.OwnGroup || strings.HasSuffix(name, "."+resources.OwnGroup)
 }
 
-// rowOf is the event as a row, with the last state of what it deletes.
+// rowOf returns the event as a row. The row of a deletion has the object's last state.
 func rowOf(e eventlog.Event) projection.Row {
 	return projection.Row{Key: e.Key.RowKey(), ID: e.Key, Revision: e.Revision, Deleted: e.Op == eventlog.Deleted, Op: e.Op, Base: e.Base,
 		RequestID: e.RequestID, ContentType: e.ContentType, Value: e.Body, Time: e.Time, Author: e.Author}
 }
 
-// unknown is the user of an event that names none.
+// unknown stands for the user of an event that does not name one.
 const unknown = "unknown"
 
-// CauseOf is the cause that an event's author names, nil for none.
+// CauseOf returns the cause that an event's author names, nil if there is none.
 func CauseOf(a eventlog.Author) *Cause {
 	if a.Cause.Revision == 0 {
 		return nil
@@ -666,8 +675,8 @@ func CauseOf(a eventlog.Author) *Cause {
 	return &Cause{User: cmp.Or(a.Cause.User, unknown), ActingAs: a.Cause.As, Revision: fmt.Sprint(uint64(a.Cause.Revision))}
 }
 
-// describe makes the version of a row, and says which labels its object has and had. Before is the version before, nil
-// if it must be read.
+// describe makes the version of a row, and returns the labels that its object has and had. before is the row of the
+// version before, nil if it must be read.
 func (s *store) describe(ctx context.Context, q *question, page *page, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
 	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
 		RequestID: row.RequestID,
@@ -733,7 +742,7 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	return v, sets, page.spend(ctx, size)
 }
 
-// both decodes the version before and the one of the row. Of a deletion it returns the last state only.
+// both decodes the version before and the row's version. For a deletion it returns only the last state, as 'was'.
 func (s *store) both(ctx context.Context, page *page, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
 	switch {
 	case before != nil:
@@ -781,7 +790,7 @@ func (s *store) before(ctx context.Context, page *page, v *Version, row projecti
 
 var verbs = map[eventlog.Op]string{eventlog.Added: "create", eventlog.Modified: "update", eventlog.Deleted: "delete"}
 
-// readError answers a history that could not be read.
+// readError turns an error of reading the history into an answer.
 func readError(ctx context.Context, err error) error {
 	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTrimmed) {
 		return apierrors.NewResourceExpired("a part of this is no longer kept: " + err.Error())
@@ -789,7 +798,7 @@ func readError(ctx context.Context, err error) error {
 	return kubestore.Answer(ctx, err)
 }
 
-// keyOf is the key of an object that a client names, such as 'deployments.apps/web', or 'pods/default/x'.
+// keyOf returns the key of an object that a client names, such as 'deployments.apps/web', or 'pods/default/x'.
 func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.Key, error) {
 	name, rest, ok := strings.Cut(object, "/")
 	if !ok || name == "" || rest == "" {
@@ -814,16 +823,16 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 	return s.Stores.Key(found.GroupResource, namespace, rest), nil
 }
 
-// rights remembers for one request how far back its user may get what. A key without a name stands for all objects of
-// its kind in its namespace.
+// rights remembers, for one request, how far back its user may get which objects. A key without a name stands for all
+// objects of its kind in its namespace.
 type rights struct {
 	*store
 	known map[eventlog.Key]Reach // nil for what the user may not get
-	// own is that of the right to ask for history.
+	// own is the reach of the right to ask for history.
 	own Reach
 }
 
-// rightsOf are those of the context's request, today.
+// rightsOf returns the rights of the context's request, as they are today.
 func (s *store) rightsOf(ctx context.Context) (*rights, error) {
 	a, err := genericapifilters.GetAuthorizerAttributes(ctx)
 	if err != nil {
@@ -833,7 +842,8 @@ func (s *store) rightsOf(ctx context.Context) (*rights, error) {
 	return &rights{s, map[eventlog.Key]Reach{}, own}, err
 }
 
-// get says whether the user may get an object as it was: all of its kind in its namespace, or this one.
+// get says whether the user may get an object as it was, by a right to all objects of its kind in its namespace or to
+// this one.
 func (r *rights) get(ctx context.Context, k eventlog.Key, at projection.Revision) (bool, error) {
 	if reached, err := r.own(ctx, at); err != nil || !reached {
 		return false, err
@@ -863,14 +873,15 @@ func (r *rights) ask(ctx context.Context, k eventlog.Key, at projection.Revision
 	return reach(ctx, at)
 }
 
-// mayGet asks how far back the request's user may get the object today, in any version; nil for not at all.
+// mayGet returns how far back the request's user may get the object, in any API version, by a right of today. It is nil
+// if there is no such right.
 func (s *store) mayGet(ctx context.Context, k eventlog.Key) (Reach, error) {
 	user, ok := apirequest.UserFrom(ctx)
 	if !ok {
 		return nil, nil
 	}
 	namespace := k.Namespace
-	if k.Group == "" && k.Resource == "namespaces" { // as requests for a namespace are judged
+	if k.Group == "" && k.Resource == "namespaces" { // requests for a namespace are authorized like this
 		namespace = k.Name
 	}
 	a := authorizer.AttributesRecord{User: user, Verb: "get", Namespace: namespace,

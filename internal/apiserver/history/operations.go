@@ -22,14 +22,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// call is an operation as a request.
+// call is the request that carries out an operation.
 type call struct {
 	method, path string
 	query        url.Values
 	contentType  string
 	body         []byte
 	namespace    string // of the object
-	// guarded says that the object must be what the client requires until the transaction is written.
+	// guarded says that what the client requires of the object must hold until the transaction is written.
 	guarded bool
 	// what names the operation in messages.
 	what string
@@ -44,8 +44,8 @@ var (
 		"strategic": types.StrategicMergePatchType, "apply": types.ApplyYAMLPatchType}
 )
 
-// calls makes the requests of the operations. Who is asked for them says what is wrong with the objects, so this looks
-// only at what it needs.
+// calls makes the requests of the operations. The handlers of these requests validate the objects, so this checks only
+// the fields that it reads.
 func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]call, error) {
 	var calls []call
 	var faults field.ErrorList
@@ -70,8 +70,8 @@ func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]c
 	return calls, nil
 }
 
-// queryOf is what the transaction's query says for each of its operations. That of a dry run is none of its own, since
-// upstream then keeps nothing for the next one to see.
+// queryOf returns the part of the transaction's query that each operation's request gets. It leaves out dryRun, since
+// upstream would then keep nothing for the next operation to see.
 func queryOf(o *metav1.CreateOptions) url.Values {
 	query := url.Values{}
 	if o == nil {
@@ -157,7 +157,7 @@ func (c *call) patch(op *TransactionOperation, at *field.Path) *field.Error {
 	return c.require(op, at)
 }
 
-// requires says whether a patch may require something of its object. Who serves the patch says what is wrong with it.
+// requires says whether a patch may require something of its object. Errors in the patch are found when it is served.
 func requires(kind types.PatchType, patch []byte) bool {
 	if kind != types.JSONPatchType {
 		var o metav1.PartialObjectMetadata
@@ -254,7 +254,7 @@ func withStep(body []byte, resourceVersion string) ([]byte, error) {
 	return json.Marshal(append(steps, step))
 }
 
-// address fills in the path of the request, and what names the operation.
+// address fills in the request's path and the operation's name for messages.
 func (r *transactions) address(c *call, verb string, of *TransactionReference, at *field.Path) *field.Error {
 	resource, fault := r.resourceOf(of, at)
 	if fault != nil {

@@ -24,7 +24,7 @@ type found struct {
 }
 
 // find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name
-// with a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
+// with a group that is not served is taken for custom resources whose definition is gone: their past is kept.
 func (s *store) find(ctx context.Context, name string) (found, error) {
 	want := schema.ParseGroupResource(name)
 	groups, err := spec.Groups()
@@ -61,8 +61,8 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 	return found{want, namespaced}, err
 }
 
-// wasNamespaced reports the scope of custom resources whose definition is gone, by the definition's last version. Where
-// that is no longer kept, or a page finds none, they are taken to be in namespaces.
+// wasNamespaced reports whether custom resources whose definition is gone were in namespaces, by the definition's last
+// version. If that version is no longer kept, or not found within the bounds of a page, the answer is yes.
 func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (bool, error) {
 	head, err := s.head(ctx)
 	if err != nil {

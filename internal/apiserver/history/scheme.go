@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 )
 
-// Scheme of the group. The types are the same in memory and outside.
+// Scheme of the group. The internal types are those of v1.
 var Scheme = newScheme()
 
 func newScheme() *runtime.Scheme {
@@ -39,7 +39,7 @@ func newScheme() *runtime.Scheme {
 	return s
 }
 
-// codecs speak no protobuf, as those of custom resources.
+// codecs do not support protobuf, like those of custom resources.
 type codecs struct{ serializer.CodecFactory }
 
 func newCodecs() codecs {
@@ -53,7 +53,7 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 	})
 }
 
-// here begins the names of the types in OpenAPI.
+// here is the prefix of the types' names in OpenAPI.
 const here = "dev.logplane.history.v1."
 
 // OpenAPIModelName names the type in OpenAPI.

@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// table prints versions. Of changes it also prints the objects.
+// table prints versions. If 'of' is set, for changes, it also prints their objects.
 type table struct{ of bool }
 
-// shown is how many fields that have changed a row names.
+// shown is how many changed fields a row names at most.
 const shown = 4
 
 // ConvertToTable implements rest.TableConvertor.
@@ -75,12 +75,12 @@ func (r Reference) String() string {
 	return name + "/" + r.Name
 }
 
-// IsAfter compares revisions as the server writes them.
+// IsAfter says whether revision a is newer than b. Both are decimal, as the server writes them.
 func IsAfter(a, b string) bool {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) > 0
 }
 
-// In names the object in an answer about a namespace: with its own if that is another one.
+// In names the object in an answer about a namespace. It adds the object's own namespace if that is another one.
 func (r Reference) In(namespace string) string {
 	if r.Namespace == "" || r.Namespace == namespace {
 		return r.String()
@@ -88,13 +88,13 @@ func (r Reference) In(namespace string) string {
 	return r.String() + " -n " + r.Namespace
 }
 
-// Named is what of the reference identifies an object, and another one that takes its place.
+// Named returns the reference without kind and UID: it then also names a later object of the same name.
 func (r Reference) Named() Reference {
 	r.Kind, r.UID = "", ""
 	return r
 }
 
-// Author is who wrote the version, and because of whom, for people.
+// Author says, for people, who wrote the version, and whose deletion caused that.
 func (v *Version) Author() string {
 	author := nameOf(v.User, v.ActingAs)
 	if v.Cause != nil {
@@ -123,7 +123,7 @@ func (v *Version) Summary() string {
 	return Shorten(v.Changed)
 }
 
-// Shorten names the first of many.
+// Shorten lists the first names, and counts the others.
 func Shorten(all []string) string {
 	if len(all) > shown {
 		return fmt.Sprintf("%s and %d more", strings.Join(all[:shown], ", "), len(all)-shown)
@@ -131,7 +131,7 @@ func Shorten(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-// Decoded returns the object of a version that was asked for with it.
+// Decoded returns the object of a version that was requested with include=object.
 func (v *Version) Decoded() (*unstructured.Unstructured, error) {
 	if v.Unreadable != "" {
 		return nil, fmt.Errorf("revision %s cannot be read: %s", v.Name, v.Unreadable)

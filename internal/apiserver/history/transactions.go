@@ -23,7 +23,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// transactions is the registry of transactions, of which none is stored.
+// transactions is the registry of transactions, which are never stored.
 type transactions struct{ Config }
 
 // heavy is how many operations keep a processor busy for some milliseconds, however small their objects are.
@@ -41,7 +41,7 @@ func (*transactions) NamespaceScoped() bool { return false }
 // GetSingularName implements rest.SingularNameProvider.
 func (*transactions) GetSingularName() string { return "transaction" }
 
-// Create implements rest.Creater: it does what the transaction says.
+// Create implements rest.Creater: it carries out the transaction.
 func (r *transactions) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc,
 	options *metav1.CreateOptions) (runtime.Object, error) {
 	transaction := object.(*Transaction)
@@ -55,7 +55,7 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		return nil, err
 	}
 	var results []TransactionResult
-	var last []eventlog.Revision // which each operation has written, 0 for none
+	var last []eventlog.Revision // the last revision that each operation has written, 0 for none
 	dry := options != nil && len(options.DryRun) > 0
 	done, revision, err := r.Transactions.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
@@ -82,7 +82,7 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		return nil, err
 	}
 	for i, rev := range last {
-		if rev == 0 { // it has changed nothing, but an operation before it may have
+		if rev == 0 { // this operation has changed nothing, but one before it may have
 			known, _ := strconv.ParseUint(results[i].ResourceVersion, 10, 64)
 			rev = eventlog.Revision(known)
 		}
@@ -100,7 +100,7 @@ func text(rev eventlog.Revision) string {
 	return strconv.FormatUint(uint64(rev), 10)
 }
 
-// identified is what is read of an answer: an object or a Status.
+// identified is the part of an answer that is read: an object's metadata, or a Status.
 type identified struct {
 	metav1.Status
 	Metadata struct {
@@ -108,10 +108,10 @@ type identified struct {
 	} `json:"metadata"`
 }
 
-// partial asks for an answer that says who the object is, and not all of what it is.
+// partial asks for an answer with the object's metadata only.
 const partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
-// do does one operation. The error is its Status if it is refused.
+// do carries out one operation. If it is refused, the error is the Status of the answer.
 func (r *transactions) do(ctx context.Context, c *call, result *TransactionResult) error {
 	if c.guarded {
 		ctx = kubestore.WithGuard(ctx)
@@ -147,15 +147,15 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 		return fmt.Errorf("read the answer to an operation: %w", decoded)
 	}
 	result.Name, result.Namespace, result.UID = got.Metadata.Name, got.Metadata.Namespace, got.Metadata.UID
-	if d := got.Details; d != nil && result.Name == "" { // it is gone
+	if d := got.Details; d != nil && result.Name == "" { // the object is gone
 		result.Name, result.Namespace, result.UID = d.Name, c.namespace, string(d.UID)
 	}
 	result.ResourceVersion = got.Metadata.ResourceVersion
 	return nil
 }
 
-// refusal is the answer to a transaction with an operation that was refused: what would have been the answer to that
-// operation alone, and which one it is.
+// refusal returns the answer to a transaction with a refused operation: the answer that the operation would have got
+// alone, and which operation it is.
 func refusal(c *call, i, n int, err error) error {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
