@@ -38,10 +38,11 @@ var (
 	definitions     = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
 
-// jobLabels are those with a Job's uid.
+// jobLabels are the labels whose value is a Job's uid.
 var jobLabels = []string{"controller-uid", batchv1.ControllerUidLabel}
 
-// again is an object as it can be made once more: without what the server sets, and without uids of what is gone.
+// again returns a copy of an object that can be created anew: without fields that the server sets, and without uids of
+// objects that are gone.
 func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
 	out := cleaned(object, k)
 	out.SetFinalizers(slices.DeleteFunc(out.GetFinalizers(), func(f string) bool {
@@ -76,15 +77,15 @@ func isTokenOf(object *unstructured.Unstructured, k sides.Kind) bool {
 	return k.GroupResource() == secrets && of == string(corev1.SecretTypeServiceAccountToken)
 }
 
-// comesWithNamespace says that the control plane puts an object into each namespace that is made, also into one that a
-// plan makes.
+// comesWithNamespace says that the control plane puts this object into every new namespace, also into one that a plan
+// makes.
 func comesWithNamespace(r history.Reference) bool {
 	of := r.GroupResource()
 	return of == serviceAccounts && r.Name == "default" || of == configMaps && r.Name == "kube-root-ca.crt"
 }
 
-// runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did
-// would be done once more.
+// runsAgain says why an object must not be made again: it has finished, and would do its work twice. It is empty if the
+// object may be.
 func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	finished := false
 	switch k.GroupResource() {
@@ -104,8 +105,8 @@ func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	return "it had finished, and would run again"
 }
 
-// create makes an object as it was in its former life, says what it could not have again, and lets what names its uid
-// know the new one. Addresses of a Service may be another's by now.
+// create makes an object as it was in its former life, notes what it could not have again, and binds a claim's volume
+// to the new uid. Another Service may have a Service's addresses by now.
 func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstructured.Unstructured, done *history.PlanChange) error {
 	id := idOf(then)
 	notes, err := p.owners.adopt(ctx, wanted)
@@ -141,17 +142,17 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 	return err
 }
 
-// giveBack gives the fields of an object that was made again to the managers that had them, without those of a status,
-// which it has lost. In the transaction that makes the object this is one event.
+// giveBack gives the fields of an object that was made again back to their managers, except managers of the status,
+// which is lost. It writes in the same transaction, so creating and giving back are one event.
 func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured,
 	done *history.PlanChange) (*unstructured.Unstructured, error) {
 	managed := slices.DeleteFunc(then.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Subresource != "" })
 	if len(managed) == 0 {
-		managed = []metav1.ManagedFieldsEntry{{}} // so the API is told that nobody has them
+		managed = []metav1.ManagedFieldsEntry{{}} // tells the API that nobody owns the fields
 	}
 	owned := made.DeepCopy()
 	owned.SetManagedFields(managed)
-	if k.GroupResource() == jobs { // the API labels its Pods with the new uid, and it only if it has no other label
+	if k.GroupResource() == jobs { // the API labels the Pods with the new uid, and the Job only if it has no labels
 		for _, label := range jobLabels {
 			if then.GetLabels()[label] == string(then.GetUID()) {
 				_ = unstructured.SetNestedField(owned.Object, string(made.GetUID()), "metadata", "labels", label) // its labels are texts
@@ -161,15 +162,15 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 	owned, err := p.live.Objects(k, made.GetNamespace()).Update(ctx, owned, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
 	var refused apierrors.APIStatus
 	if errors.As(err, &refused) && refused.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err) {
-		// Who may create it need not be allowed to update it.
+		// The user may be allowed to create the object but not to update it.
 		done.Notes = append(done.Notes, "its fields belong to "+p.config.UserAgent+" now")
 		return made, nil
 	}
 	return owned, err
 }
 
-// rebind lets the volume of a claim that was made again know its new uid. A volume is bound to a uid, and a claim whose
-// volume is bound to another one is lost.
+// rebind writes the new uid of a claim that was made again into its volume. A volume is bound to a claim's uid, and a
+// claim whose volume is bound to another uid becomes Lost.
 func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (string, error) {
 	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
 	if k.GroupResource() != claims || name == "" {
@@ -191,7 +192,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 	if apierrors.IsForbidden(err) {
 		return problem(err), nil
 	}
-	if err != nil || bound == nil { // it is made again later, and then for any claim of that name
+	if err != nil || bound == nil { // if the volume is made again later, it is for any claim of that name
 		return "", err
 	}
 	of := func(field string) string {
@@ -206,7 +207,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 			name, of("name"), of("namespace")), nil
 	case of("uid") == "": // it is bound to any claim of the name
 		return "", nil
-	case of("uid") != string(then.GetUID()): // of another life of this claim, or of one that nobody knows
+	case of("uid") != string(then.GetUID()): // the uid of an earlier life of this claim, or of an unknown claim
 		was := func(v history.Version) bool { return v.Object.UID == of("uid") }
 		lives, err := p.versions(ctx, claims.String()+"/"+made.GetName(), made.GetNamespace(), url.Values{},
 			func(all []history.Version) bool { return slices.ContainsFunc(all, was) })
@@ -255,13 +256,13 @@ func withoutAddress(service *unstructured.Unstructured, problem string) string {
 	return had
 }
 
-// owners know who is there now. An object that is made again has another uid. What it owns must name that one, or it
-// would be collected as garbage.
+// owners knows which owners exist now. An owner that is made again has a new uid. The objects that it owns must name
+// the new uid, or they would be collected as garbage.
 type owners struct {
 	live *sides.Side
-	// known are the uids of what is there, and "" of what is not.
+	// known has the uids of objects that exist, and "" for objects that do not.
 	known map[objectID]types.UID
-	// pending are those that will be there: they have no uid yet.
+	// pending has the objects that the plan will make: they have no uid yet.
 	pending map[objectID]bool
 }
 
@@ -269,7 +270,8 @@ func (o *owners) clone() *owners {
 	return &owners{o.live, maps.Clone(o.known), maps.Clone(o.pending)}
 }
 
-// adopt gives an object's owner references the uids of now. It drops those to owners that are not there, and says so.
+// adopt puts the owners' present uids into an object's owner references. It drops references to owners that do not
+// exist, and returns notes about those.
 func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) ([]string, error) {
 	var references []metav1.OwnerReference
 	var notes []string
@@ -279,7 +281,7 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 		case err != nil:
 			return nil, err
 		case later:
-			r.UID = "" // it will have another
+			r.UID = "" // the owner will have a new uid
 			references = append(references, r)
 		case uid == "":
 			notes = append(notes, fmt.Sprintf("its owner %s/%s is not there: it has lost that reference", strings.ToLower(r.Kind), r.Name))
@@ -296,7 +298,7 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 	return notes, nil
 }
 
-// find returns the uid that an owner has now, empty if it is not there, or that it will be there.
+// find returns the uid that an owner has now, empty if there is no such object; later says that the plan will make it.
 func (o *owners) find(ctx context.Context, r metav1.OwnerReference, namespace string) (uid types.UID, later bool, err error) {
 	ids := ownerIDs(r, namespace)
 	for _, id := range ids {

@@ -13,19 +13,19 @@ import (
 var kept = []string{"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "deletionTimestamp",
 	"deletionGracePeriodSeconds"}
 
-// cleaned is a copy of an object without what the server keeps, and without its status if that is written by itself.
+// cleaned returns a copy of an object without the kept fields, and without its status if that is a subresource.
 func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
 	out := object.DeepCopy()
 	for _, name := range kept {
 		unstructured.RemoveNestedField(out.Object, "metadata", name)
 	}
-	if k.GroupResource() == daemonSets { // the API counts templates, and writes that into each version
+	if k.GroupResource() == daemonSets { // the API counts the templates in this annotation
 		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", appsv1.DeprecatedTemplateGeneration)
 	}
 	if _, aggregated := out.Object["aggregationRule"].(map[string]any); aggregated && k.GroupResource() == clusterRoles {
 		delete(out.Object, "rules") // the API gathers them from other roles
 	}
-	if isTokenOf(out, k) { // the API issues it, and an old one may have been taken from whoever has it
+	if isTokenOf(out, k) { // the API issues the token, and an old one may have been revoked on purpose
 		unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
 	}
 	if k.HasStatus {
@@ -34,7 +34,7 @@ func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unst
 	return out
 }
 
-// onto is what was wanted, as a new version of the live object: with what the server keeps, and with its status.
+// onto returns the wanted object as a new version of the live one: with the live object's kept fields and status.
 func onto(live *unstructured.Unstructured, wanted map[string]any, k sides.Kind) *unstructured.Unstructured {
 	out := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(wanted)}
 	for _, name := range kept {

@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// ranks say which kinds are needed by others. Those without a rank come in the middle; what may refuse or change the
-// objects that are written comes last.
+// ranks orders the kinds: kinds that others need come first, kinds without a rank in the middle, and kinds that may
+// refuse or change the objects that are written come last.
 var ranks = map[schema.GroupResource]int{
 	{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}: 1,
 	{Resource: "namespaces"}:                                                               2,
@@ -53,7 +53,8 @@ func rankOf(k sides.Kind) int {
 	return rankOfNamespace
 }
 
-// objectID is what an owner reference finds an object by, beside its uid. One that is made again has the same.
+// objectID is what an owner reference finds an object by, beside its uid. An object that is made again keeps its
+// objectID.
 type objectID struct{ group, kind, namespace, name string }
 
 func idOf(object *unstructured.Unstructured) objectID {
@@ -61,9 +62,9 @@ func idOf(object *unstructured.Unstructured) objectID {
 	return objectID{kind.Group, kind.Kind, object.GetNamespace(), object.GetName()}
 }
 
-// ownerIDs are those that an owner reference may mean: an owner is in the same namespace, or in none.
+// ownerIDs returns the IDs that an owner reference may mean: an owner is in the same namespace, or cluster-scoped.
 func ownerIDs(r metav1.OwnerReference, namespace string) []objectID {
-	group, _ := schema.ParseGroupVersion(r.APIVersion) // one that cannot be parsed names nothing
+	group, _ := schema.ParseGroupVersion(r.APIVersion) // a version that cannot be parsed names no owner
 	ids := []objectID{{group.Group, r.Kind, namespace, r.Name}}
 	if namespace != "" {
 		ids = append(ids, objectID{group.Group, r.Kind, "", r.Name})
@@ -71,7 +72,8 @@ func ownerIDs(r metav1.OwnerReference, namespace string) []objectID {
 	return ids
 }
 
-// inOrder sorts what is written so that nothing comes before what it needs: by rank, and owners before what they own.
+// inOrder sorts the objects to write so that none comes before one that it needs: by rank, and owners before the
+// objects that they own.
 func inOrder[T any](all []T, kindOf func(T) sides.Kind, objectOf func(T) *unstructured.Unstructured) []T {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b T) int {
@@ -89,7 +91,7 @@ func inOrder[T any](all []T, kindOf func(T) sides.Kind, objectOf func(T) *unstru
 	var visit func(i int)
 	visit = func(i int) {
 		if visited[i] {
-			return // also if owners own each other
+			return // this also ends cycles of owners
 		}
 		visited[i] = true
 		object := objectOf(all[i])

@@ -1,13 +1,13 @@
-// Package plans serves plans of the group history.logplane.dev: what it would take to undo changes, to make a deleted
-// object again, or to make everything as it was at a moment; and carries them out.
+// Package plans serves plans of the group history.logplane.dev: the steps that undo changes, make a deleted object
+// again, or make everything as it was at a moment. It computes plans and carries them out.
 //
-// Nouns. A side is the API at one revision, or the API of now. A step is what a plan does to one object. It is computed
-// from what clients see, in the version in which the object is stored, and written with the object's resourceVersion as
-// the precondition.
+// Nouns. A side is the API at one revision, or the API of now. A step is what a plan does to one object. A step is
+// computed from the object as clients see it, in the version in which it is stored, and is written with the object's
+// resourceVersion as the precondition.
 //
 // Everything is read and written as requests of the user who sends the plan, in this process. Steps are written in
-// transactions, as many in each as it takes. If one is refused, those of its transaction are written one by one, and
-// the one that is refused is left alone and named.
+// transactions, as many in each as fit. If a step is refused, the steps of its transaction are written one by one, and
+// the answer names each step that was refused.
 package plans
 
 import (
@@ -46,13 +46,13 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (eventlog.Revision, error)
-	// Definitions are those of custom resources.
+	// Definitions reads the definitions of custom resources.
 	Definitions *customresources.Reader
 	// Transactions write the steps.
 	Transactions *kubestore.Transactions
 }
 
-// Storage is the registry of plans, of which none is stored.
+// Storage is the registry of plans, which are never stored.
 type Storage struct{ Config }
 
 // New implements rest.Storage.
@@ -80,7 +80,7 @@ type planner struct {
 // plan is what a request asks for. Its steps are in the order in which they are written.
 type plan interface {
 	compute(ctx context.Context) ([]*step, error)
-	// status completes what is answered.
+	// status completes the status of the answer.
 	status(*history.PlanStatus)
 }
 
@@ -93,12 +93,12 @@ type step struct {
 }
 
 const (
-	// mostSteps bounds what is written in one transaction. Beside its objects it writes rows of owners, of addresses
-	// and of quotas. One of large objects has fewer steps: half of what a transaction may cost.
+	// mostSteps bounds the steps of one transaction, which beside its objects writes rows of owners, of addresses and
+	// of quotas. A transaction of large objects has fewer steps: it ends at half of what a transaction may cost.
 	mostSteps = 200
-	// mostTime is how long a request goes on to write. Then the client asks for more.
+	// mostTime is how long a request writes. Then the client sends the request again for the rest.
 	mostTime = 20 * time.Second
-	// transactionTime is how long a transaction goes on with another step. Webhooks may take their time.
+	// transactionTime is how long a transaction goes on to begin new steps, since webhooks may be slow.
 	transactionTime = 5 * time.Second
 )
 
@@ -115,7 +115,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	if faults := content.IsPathSegmentName(asked.Spec.Namespace); len(faults) > 0 {
 		return nil, apierrors.NewBadRequest("spec.namespace: " + strings.Join(faults, ", "))
 	}
-	if asked.Spec.Restore != nil && asked.Status.Revision != "" { // an age would name another one by now
+	if asked.Spec.Restore != nil && asked.Status.Revision != "" { // an age would name another revision by now
 		asked.Spec.Restore.To = asked.Status.Revision
 	}
 	p := &planner{Config: r.Config, namespace: asked.Spec.Namespace}
@@ -124,7 +124,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	if err != nil {
 		return nil, err
 	}
-	if author, ok := kubestore.AuthorOf(ctx); ok { // the user's program may be another one
+	if author, ok := kubestore.AuthorOf(ctx); ok { // the plan's user agent replaces that of the user's program
 		author.Agent = p.config.UserAgent
 		ctx = kubestore.WithAuthor(ctx, author)
 	}
@@ -152,7 +152,8 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	return answer, nil
 }
 
-// plan says what the request asks for. The user agent by which objects are written is the field manager's name, too.
+// plan returns the plan that the request asks for. The user agent with which objects are written is also the name of
+// the field manager.
 func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
 	var wanted []plan
 	if spec.Undo != nil {
@@ -180,13 +181,14 @@ func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
 	return wanted[0], nil
 }
 
-// loopback serves requests in this process. Those of a client of discovery, which has no context, have the plan's.
+// loopback serves requests in this process. Requests of the discovery client, which takes no context, get the plan's
+// context.
 type loopback struct {
 	ctx   context.Context //nolint:containedctx // it lives as long as the request
 	serve func(*http.Request) (*http.Response, error)
 }
 
-// RoundTrip implements http.RoundTripper. What the answer warns of, the plan's answer warns of.
+// RoundTrip implements http.RoundTripper. Warnings of the answer become warnings of the plan's answer.
 func (l loopback) RoundTrip(request *http.Request) (*http.Response, error) {
 	if _, known := apirequest.UserFrom(request.Context()); !known {
 		request = request.WithContext(l.ctx)
@@ -201,7 +203,7 @@ func (l loopback) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// hold leaves alone what is not as it was when the client agreed to the plan.
+// hold leaves objects alone that have changed since the client agreed to the plan.
 func hold(steps []*step, agreed []history.PlanChange) {
 	known := map[history.Reference]history.PlanChange{}
 	for _, c := range agreed {
@@ -223,7 +225,8 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 			todo = append(todo, s)
 		}
 	}
-	// Whoever owns something comes before it. An owner that is not there by then is one that could not be made.
+	// Owners come before the objects that they own. An owner that is missing when its objects are written could not be
+	// made.
 	p.owners.pending = nil
 	for len(todo) > 0 {
 		n := 1
@@ -235,7 +238,7 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 			return false, err
 		}
 		todo = todo[n:]
-		if len(todo) > 0 && time.Now().After(until) { // each request writes something
+		if len(todo) > 0 && time.Now().After(until) { // checked after writing, so that each request makes progress
 			for _, s := range todo {
 				s.Left = "the time of a request has not sufficed: run this again"
 			}
@@ -245,8 +248,8 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 	return false, nil
 }
 
-// phaseOf tells apart what cannot be written in one transaction: what a definition describes is served once that is
-// written, and admission looks for accounts and rights among what was there before.
+// phaseOf tells apart objects that cannot be written in one transaction: custom resources are served only after their
+// definition is written, and admission sees only accounts and rights that were written before.
 func phaseOf(k sides.Kind) int {
 	switch rank := rankOf(k); {
 	case k.GroupResource() == definitions:
@@ -257,15 +260,15 @@ func phaseOf(k sides.Kind) int {
 	return 2
 }
 
-// together writes steps in one transaction, or one by one if one of them is refused. It returns how many it has dealt
-// with.
+// together writes steps in one transaction, or one by one if one of them is refused. It returns how many steps it has
+// dealt with.
 func (p *planner) together(ctx context.Context, steps []*step) (int, error) {
 	n, refused := p.transact(ctx, steps)
 	if refused == nil {
 		return n, nil
 	}
 	if ctx.Err() != nil || apierrors.IsServiceUnavailable(refused) || apierrors.IsTooManyRequests(refused) ||
-		apierrors.IsTimeout(refused) || apierrors.IsServerTimeout(refused) { // it is about none of them
+		apierrors.IsTimeout(refused) || apierrors.IsServerTimeout(refused) { // the error is not about a step
 		return 0, refused
 	}
 	if len(steps) == 1 {
@@ -283,7 +286,7 @@ func (p *planner) together(ctx context.Context, steps []*step) (int, error) {
 	return len(steps), nil
 }
 
-// transact writes steps in one transaction, and returns how many its time has sufficed for.
+// transact writes steps in one transaction, and returns how many it wrote before its time or size was used up.
 func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error) {
 	var done []history.PlanChange
 	var last []eventlog.Revision
@@ -296,7 +299,7 @@ func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error
 			if n = i; i > 0 && (time.Since(began) > transactionTime || t.Half()) {
 				return nil
 			}
-			if err := kubestore.TakeTurn(ctx); err != nil { // one that has lasted is over
+			if err := kubestore.TakeTurn(ctx); err != nil { // gives up a turn that has lasted long
 				return err
 			}
 			done[i] = s.PlanChange
@@ -327,25 +330,25 @@ func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error
 	return n, nil
 }
 
-// delete deletes an object that is still what was read, and what it owns, as kubectl does: the Pods of a Job would stay
-// by default.
+// delete deletes an object, if it is still as it was read, and with it what it owns. kubectl does the same; by default
+// the Pods of a Job would stay.
 func (p *planner) delete(ctx context.Context, k sides.Kind, object *unstructured.Unstructured) error {
 	uid, revision, background := object.GetUID(), object.GetResourceVersion(), metav1.DeletePropagationBackground
 	return p.live.Objects(k, object.GetNamespace()).Delete(ctx, object.GetName(), metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
 }
 
-// reason is an error without the lines that repeat it.
+// reason returns an error's text on one line.
 func reason(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
 
-// seen identifies what an object is, but for its status and what the server keeps.
+// seen returns a hash of an object's uid and content, without its status and the kept fields.
 func seen(object *unstructured.Unstructured, k sides.Kind) string {
 	if object == nil {
 		return ""
 	}
 	encoded, err := json.Marshal(map[string]any{"uid": object.GetUID(), "object": cleaned(object, k).Object})
 	if err != nil {
-		return "" // it came from JSON
+		return "" // cannot happen: the object came from JSON
 	}
 	hash := sha256.Sum256(encoded)
 	return hex.EncodeToString(hash[:8])

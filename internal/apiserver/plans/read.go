@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// refuse is the answer to a plan that cannot be made.
+// refuse returns the answer to a plan that cannot be made.
 func refuse(code int, format string, args ...any) error {
 	refused := apierrors.NewGenericServerResponse(code, "create", schema.GroupResource{}, "", "", 0, false)
 	refused.ErrStatus.Message = fmt.Sprintf(format, args...)
@@ -26,8 +26,8 @@ func refuse(code int, format string, args ...any) error {
 	return refused
 }
 
-// contents returns versions of an object with what the object was, newest first, until there are enough of them. An
-// object that is written every second has more than one wants to read.
+// contents returns versions of an object with the object's content, newest first, until 'enough' is true. It stops
+// there because an object that is written every second has too many versions to read.
 func (p *planner) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
 	all, err := p.versions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
 	for i := range all {
@@ -56,8 +56,8 @@ func (p *planner) versions(ctx context.Context, object, namespace string, query 
 	return list.Items, nil
 }
 
-// servedNow returns the kind of an object in the version in which it was stored. The reason why there is none is for
-// people.
+// servedNow returns the kind of an object in the version in which it was stored. If that is not served, 'why' says so
+// for people.
 func (p *planner) servedNow(object history.Reference, version string) (k sides.Kind, why string, err error) {
 	kinds, err := p.live.Catalog()
 	if err != nil {
@@ -73,7 +73,7 @@ func (p *planner) servedNow(object history.Reference, version string) (k sides.K
 	return k, why, nil
 }
 
-// schemaOf returns any value of a kind. It knows the kind's schema, as managed fields do.
+// schemaOf returns an example value of a kind, which carries the kind's schema as managed fields use it.
 func (p *planner) schemaOf(ctx context.Context, k sides.Kind) (*typed.TypedValue, error) {
 	definition, err := p.Definitions.Get(ctx, k.GroupResource().String())
 	if err != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// restore makes everything as it was at a moment. It can be run again after a crash, or to go on with the rest: what is
-// as it was is left alone.
+// restore makes everything as it was at a moment. It can be run again after a crash, or to go on with the rest: objects
+// that are already as they were are left alone.
 type restore struct {
 	*planner
 	history.PlanRestore
@@ -32,31 +32,33 @@ type restore struct {
 	revision string
 	past     *sides.Side
 	failures []string
-	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
+	// made has the namespaces that this restore has made: objects that the control plane puts there do not count as
+	// changed by somebody else.
 	made map[string]bool
-	// dependents of each owner are what names it now and was there at the moment.
+	// dependents has, by the owner's uid, the objects that name the owner now and also existed at the moment.
 	dependents map[types.UID][]*dependent
-	// pruned are those that came later and are deleted.
+	// pruned has the uids of objects that came later and are deleted.
 	pruned map[types.UID]bool
-	// same are as they were, and later came later and stay. Differing is how many are held to be compared.
+	// same counts objects that are as they were, later those that came later and stay, and differing those that are
+	// held to be compared.
 	same, later int32
 	differing   int
 }
 
-// dependent is an object that names an owner. It is the same if it is in the version that it was in at the moment.
+// dependent is an object that names an owner. same says that its version is still that of the moment.
 type dependent struct {
 	kind            sides.Kind
 	namespace, name string
 	same            bool
 }
 
-// mostDiffering bounds what a request holds. Objects that are as they were are not held.
+// mostDiffering bounds how many objects a request holds. Objects that are as they were are not held.
 const mostDiffering = 20_000
 
 // pair is one object, as it was and as it is.
 type pair struct {
 	kind      sides.Kind
-	then, now *unstructured.Unstructured // nil if it is not there
+	then, now *unstructured.Unstructured // nil if it did or does not exist
 }
 
 func (o *pair) either() *unstructured.Unstructured {
@@ -142,7 +144,7 @@ func (r *restore) scopes() ([]scope, error) {
 	return all, nil
 }
 
-// compare reads both sides, and finds what differs.
+// compare reads both sides, and returns the objects that differ.
 func (r *restore) compare(ctx context.Context) ([]*pair, error) {
 	scopes, err := r.scopes()
 	if err != nil {
@@ -175,8 +177,8 @@ func (r *restore) compare(ctx context.Context) ([]*pair, error) {
 	return r.withOrphans(ctx, all)
 }
 
-// withOrphans adds what is in the same version, and names an owner that is made again: it would be collected as garbage
-// with the owner's former life, if the collector has not come yet.
+// withOrphans adds objects that have not changed but name an owner that is made again. The garbage collector, if it has
+// not come yet, would delete such an object because it names the owner's former uid.
 func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error) {
 	for _, owner := range all {
 		if owner.then == nil || owner.now != nil && owner.now.GetUID() == owner.then.GetUID() {
@@ -192,7 +194,7 @@ func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error)
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, &pair{d.kind, object, object}) // if it has changed since, it is not written
+			all = append(all, &pair{d.kind, object, object}) // an object that has changed since is not written
 		}
 	}
 	return all, nil
@@ -207,14 +209,14 @@ func (r *restore) isSelected(one *pair) bool {
 	return false
 }
 
-// isAboutKind says that an error is no reason to give up the other kinds.
+// isAboutKind says that an error concerns one kind, so the other kinds can go on.
 func isAboutKind(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule: the moment is kept
 }
 
-// read returns the objects of a kind that are not in the same version then and now. Both lists have one order, so that
-// no more than a page of each is held.
+// read returns the objects of a kind that are not in the same version then and now. Both lists have the same order, so
+// only a page of each is held.
 func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) {
 	list := func(there bool, side *sides.Side) (func() (*unstructured.Unstructured, error, bool), func()) {
 		if !there {
@@ -274,7 +276,7 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 	return found, err
 }
 
-// objects are those of a kind that do not follow from others.
+// objects returns the objects of a kind, without those that follow from other objects.
 func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		if side == nil {
@@ -288,7 +290,7 @@ func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) i
 	}
 }
 
-// compareNames compares places in a list, of which nil is the end.
+// compareNames compares the positions of two objects in a list. nil is the end of the list.
 func compareNames(a, b *unstructured.Unstructured) int {
 	switch {
 	case a == nil:
@@ -299,7 +301,7 @@ func compareNames(a, b *unstructured.Unstructured) int {
 	return strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName())
 }
 
-// itsNamespace returns the one that is restored if it has to be made first.
+// itsNamespace returns the namespace that is restored if it has to be made first.
 func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 	kinds, err := r.live.Catalog()
 	if err != nil {
@@ -331,21 +333,21 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 	return one, nil
 }
 
-// steps says what is to be done, in order.
+// steps returns the steps to take, in order.
 func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	all = slices.DeleteFunc(inOrder(all, func(o *pair) sides.Kind { return o.kind }, (*pair).either), func(one *pair) bool {
 		if one.then == nil || one.then.GetDeletionTimestamp() == nil {
 			return false
 		}
-		if one.now == nil || one.now.GetUID() == one.then.GetUID() { // it was on its way out
+		if one.now == nil || one.now.GetUID() == one.then.GetUID() { // it was being deleted at the moment
 			r.same++
 			return true
 		}
-		one.then = nil // and another one came later
+		one.then = nil // the present object of that name came later
 		return false
 	})
 	for _, one := range all {
-		if r.prunes(one) { // nothing that stays may name it
+		if r.prunes(one) { // no object that stays may name it as owner
 			r.owners.known[idOf(one.now)], r.pruned[one.now.GetUID()] = "", true
 		}
 	}
@@ -395,14 +397,14 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	return append(steps, deletes...), nil
 }
 
-// prunes says that an object is to be deleted that came later. What has a controller goes with it, or its controller
-// decides.
+// prunes says that an object came later and is to be deleted. An object with a controller is not: it goes with its
+// controller, or the controller decides.
 func (r *restore) prunes(one *pair) bool {
 	return r.Prune && one.then == nil && metav1.GetControllerOf(one.now) == nil && one.now.GetDeletionTimestamp() == nil
 }
 
-// lastOf is the last state of an object that is gone, if that is to be known: a Job or Pod may have finished since the
-// moment. Where it is not kept, it is as it was then.
+// lastOf returns the last state of a Job or Pod that is gone, since it may have finished after the moment. If that
+// state is not kept, and for other kinds, it returns the state at the moment.
 func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstructured, error) {
 	if of := one.kind.GroupResource(); of != jobs && of != pods || runsAgain(one.then, one.kind) != "" {
 		return one.then, nil
@@ -423,13 +425,13 @@ func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstruct
 	return last, nil
 }
 
-// notSurelyLater says why an object must not be deleted as one that came later: it may have been there at the moment.
-// What it was before is forgotten ('logplane forget').
+// notSurelyLater says why an object that seems to have come later must not be deleted: it may have existed at the
+// moment, if its older versions were removed by 'logplane forget'.
 func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error) {
 	object := one.kind.GroupResource().String() + "/" + one.now.GetName()
 	made := func(v history.Version) bool { return v.Verb == "create" }
 	versions, err := r.versions(ctx, object, one.now.GetNamespace(), url.Values{}, func(all []history.Version) bool {
-		return slices.ContainsFunc(all, made) // the newest first
+		return slices.ContainsFunc(all, made) // versions come newest first
 	})
 	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
 		return "", err
@@ -443,7 +445,8 @@ func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error)
 	return "", nil
 }
 
-// wanted is what an object shall be that is there. What it had then and cannot have now stays as it is now.
+// wanted returns what an existing object should become. Fields that it had at the moment and cannot have now stay as
+// they are now.
 func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstructured) (out *unstructured.Unstructured, notes []string, err error) {
 	out = again(one.then, one.kind)
 	is := again(now, one.kind)
@@ -482,11 +485,12 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		keep("spec", "claimRef", "resourceVersion")
 	}
 	notes, err = r.owners.adopt(ctx, out)
-	if apierrors.IsForbidden(err) { // they may have another uid by now
+	if apierrors.IsForbidden(err) { // the owners may have new uids that the user cannot read
 		keep("metadata", "ownerReferences")
 		return out, []string{"its owners are as they are now: " + reason(err)}, nil
 	}
-	// An owner that is not there is no difference where it is still named: that is the collector's matter.
+	// If the live object still names an owner that does not exist, that alone is not a difference: the garbage
+	// collector deals with it.
 	if is := now.GetOwnerReferences(); len(notes) > 0 && len(one.then.GetOwnerReferences()) == len(is) {
 		isNew := func(r metav1.OwnerReference) bool {
 			return !slices.ContainsFunc(is, func(n metav1.OwnerReference) bool { return n.UID == r.UID })
@@ -501,8 +505,8 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 	return out, notes, err
 }
 
-// ownsWhatStays refuses to delete what came later if something that was there before names it as its owner, and would
-// go with it.
+// ownsWhatStays returns an error if an object that existed at the moment names the later owner, and would be deleted
+// with it.
 func (r *restore) ownsWhatStays(ctx context.Context, owner *unstructured.Unstructured) error {
 	for _, d := range r.dependents[owner.GetUID()] {
 		object, err := r.live.Get(ctx, d.kind, d.namespace, d.name)
@@ -516,11 +520,11 @@ func (r *restore) ownsWhatStays(ctx context.Context, owner *unstructured.Unstruc
 	return nil
 }
 
-// errMeanwhile says that an object is no longer what the plan was made for.
+// errMeanwhile says that an object has changed since the plan was computed.
 var errMeanwhile = refuse(http.StatusConflict, "somebody else has changed it meanwhile: run this again")
 
-// write does what the plan says about an object, if it is still the one that was compared. A new status is no reason to
-// give up.
+// write carries out the plan for one object, if the object has not changed since it was compared. A new status does not
+// count as a change.
 func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange) error {
 	object := one.either()
 	now, err := r.live.Get(ctx, one.kind, object.GetNamespace(), object.GetName())
@@ -529,7 +533,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 	}
 	to := r.live.Objects(one.kind, object.GetNamespace())
 	switch {
-	case now == nil && one.then == nil: // it is gone
+	case now == nil && one.then == nil: // already gone
 		return nil
 	case now == nil && one.now == nil:
 		if err := r.create(ctx, one.kind, one.then, again(one.then, one.kind), done); err != nil {
@@ -553,7 +557,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 			return err
 		}
 		done.Notes = append(done.Notes, notes...)
-		if reflect.DeepEqual(wanted.Object, cleaned(now, one.kind).Object) { // somebody else has made it so
+		if reflect.DeepEqual(wanted.Object, cleaned(now, one.kind).Object) { // somebody else has already restored it
 			done.Verb = ""
 			return nil
 		}

@@ -53,7 +53,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	s := &step{kind: k, PlanChange: history.PlanChange{Object: last.Object, Verb: "create", Author: last.Author(), Time: &last.CreationTimestamp,
 		Revisions: []string{last.Name}, Notes: notes}}
 	s.write = func(ctx context.Context, done *history.PlanChange) error {
-		done.Notes = nil // they are found again
+		done.Notes = nil // create finds the notes again
 		if err := u.create(ctx, k, content, wanted.DeepCopy(), done); err != nil {
 			return u.whyNotMade(last.Object, err)
 		}
@@ -63,7 +63,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	return []*step{s}, nil
 }
 
-// contentsOf says what went with a namespace or a definition, and is not back with it.
+// contentsOf says that the objects which went with a namespace or a definition do not come back with it.
 func contentsOf(k sides.Kind, name string) []string {
 	switch k.GroupResource() {
 	case namespaces:

@@ -20,21 +20,21 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// UndoAgent is the user agent by which an undo writes. By that a later one knows it again, so no client's is recorded
-// as that.
+// UndoAgent is the user agent with which an undo writes. A later undo recognizes earlier ones by it, so the server
+// never records it for a client.
 const UndoAgent = "logplane-undo"
 
-// undo takes changes back: one of an object, or all of a manager or user since a moment. What somebody else has changed
-// since is a conflict: then the object is left alone.
+// undo takes changes back: one of an object, or all of a manager or user since a moment. If somebody else has changed
+// the same fields since, that is a conflict, and the object is left alone.
 type undo struct {
 	*planner
 	history.PlanUndo
-	kinds *sides.Catalog // as they are served now
+	kinds *sides.Catalog // the kinds that are served now
 }
 
 func (u *undo) status(*history.PlanStatus) {}
 
-// change is one event of an object. What is not there before or after it is none.
+// change is one event of an object. before or after is merge.None if there was no object then.
 type change struct {
 	version       *history.Version
 	before, after any
@@ -44,23 +44,23 @@ type change struct {
 	deleting bool
 }
 
-// undoing is what is taken back of one object.
+// undoing holds the changes of one object that are taken back.
 type undoing struct {
 	object   history.Reference
 	kind     sides.Kind
 	changes  []change // newest first
 	versions []history.Version
-	// schema is any value of the kind: it knows what is a field of it.
+	// schema is an example value of the kind, which carries the kind's schema.
 	schema *typed.TypedValue
 	// conflict says why nothing can be taken back.
 	conflict string
 }
 
-// outcome is what an object shall become.
+// outcome is what an object should become.
 type outcome struct {
 	verb     string // 'create', 'update', 'delete', or empty if there is nothing to do
 	wanted   *unstructured.Unstructured
-	last     *unstructured.Unstructured // of what is created, as it was in its former life
+	last     *unstructured.Unstructured // if the object is created: its last state in its former life
 	fields   []string
 	conflict string
 }
@@ -94,12 +94,12 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 		plan = append(plan, planned{one, s, o.wanted})
 	}
 	plan = inOrder(plan, func(p planned) sides.Kind { return p.step.kind }, func(p planned) *unstructured.Unstructured {
-		if p.wanted != nil { // what owns it then comes before it
+		if p.wanted != nil { // for the owners that it will have
 			return p.wanted
 		}
 		return p.asObject()
 	})
-	var steps, deletes []*step // what needs others goes before them
+	var steps, deletes []*step // deletes are reversed: objects that need others go before those
 	for _, p := range plan {
 		if p.Verb == "delete" {
 			deletes = append(deletes, p.step)
@@ -111,7 +111,7 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 	return append(steps, deletes...), nil
 }
 
-// write writes an object once, as it is without the changes at that moment.
+// write reads the object again, and writes it as it is without the changes.
 func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange) error {
 	live, err := u.now(ctx, one)
 	if err != nil {
@@ -127,11 +127,11 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 		if err := u.create(ctx, one.kind, o.last, o.wanted, done); err != nil {
 			return u.whyNotMade(one.object, err)
 		}
-		if u.Object != "" { // what else its user has deleted comes back with it
+		if u.Object != "" { // when undoing all of a user's changes, the contents come back as well
 			done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
 		}
 	case o.verb == "update":
-		if !reflect.DeepEqual(o.wanted.GetOwnerReferences(), live.GetOwnerReferences()) { // to what may have another uid by now
+		if !reflect.DeepEqual(o.wanted.GetOwnerReferences(), live.GetOwnerReferences()) { // the owner may have a new uid by now
 			notes, err := u.owners.adopt(ctx, o.wanted)
 			if err != nil {
 				return err
@@ -145,7 +145,7 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 	return err
 }
 
-// whyNotMade says what is missing for an object that could not be created.
+// whyNotMade explains the error of an object that could not be created.
 func (p *planner) whyNotMade(object history.Reference, err error) error {
 	switch {
 	case apierrors.IsNotFound(err) && strings.Contains(err.Error(), "namespaces"):
@@ -156,7 +156,7 @@ func (p *planner) whyNotMade(object history.Reference, err error) error {
 	return err
 }
 
-// asObject is a name and owners, for the order.
+// asObject returns an object with the name and the owners, for the order.
 func (u *undoing) asObject() *unstructured.Unstructured {
 	out := &unstructured.Unstructured{Object: map[string]any{}}
 	for _, c := range u.changes {
@@ -184,7 +184,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 		}
 		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
 			i := u.changeOf(all)
-			return i >= 0 && i+1 < len(all) // with the version before
+			return i >= 0 && i+1 < len(all) // including the version before
 		})
 		if err != nil {
 			return nil, err
@@ -213,14 +213,15 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 	return u.ofMany(ctx, list.Items, u.Manager == UndoAgent)
 }
 
-// changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
+// changeOf returns the index of the change that the plan names, or else of the last change that a user has made; -1 if
+// there is none.
 func (u *undo) changeOf(versions []history.Version) int {
 	return slices.IndexFunc(versions, func(v history.Version) bool {
 		return u.Revision != "" && v.Name == u.Revision || u.Revision == "" && !isUndo(&v) && !isStatus(&v, u.kindOf(&v))
 	})
 }
 
-// kindOf is the kind of a version as it is served now. What is known of one that is not is that it has a status.
+// kindOf returns the kind of a version as it is served now. A kind that is not served is taken to have a status.
 func (u *undo) kindOf(v *history.Version) sides.Kind {
 	if k, ok := u.kinds.Of(v.Object.GroupResource()); ok {
 		return k
@@ -247,15 +248,15 @@ func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoin
 
 func isUndo(v *history.Version) bool { return v.UserAgent == UndoAgent }
 
-// isStatus says that an update has changed nothing that an undo could write.
+// isStatus says that an update has changed only the status, which an undo cannot write.
 func isStatus(v *history.Version, k sides.Kind) bool {
 	return v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
 		return !k.HasStatus || field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
 	})
 }
 
-// ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for. Addresses
-// are written with their Services: that of one which stays must not go.
+// ofMany groups changes by their objects. An undo does not take back other undos, unless the client asks for that.
+// IPAddresses are skipped because they are written with their Services: the address of a Service that stays must stay.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
 	type id struct{ resource, namespace, name string }
 	revisions, objects := map[id][]string{}, map[id]history.Reference{}
@@ -293,11 +294,11 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	return all, nil
 }
 
-// undoingOf reads the objects before and after the changes of an object.
+// undoingOf reads an object's states before and after its changes.
 func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions []history.Version, revisions []string) (*undoing, error) {
 	one := &undoing{object: object, versions: versions}
 	byRevision := map[string]*history.Version{}
-	ends := map[string]int{} // what began and ended in these changes has left nothing
+	ends := map[string]int{} // an object that these changes both created and deleted is skipped
 	for i := range versions {
 		v := &versions[i]
 		byRevision[v.Name] = v
@@ -355,7 +356,7 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 	return one, nil
 }
 
-// now is the object as it is, nil if it is not there.
+// now returns the live object, nil if there is none.
 func (u *undo) now(ctx context.Context, one *undoing) (*unstructured.Unstructured, error) {
 	if one.conflict != "" || len(one.changes) == 0 {
 		return nil, nil
@@ -363,8 +364,8 @@ func (u *undo) now(ctx context.Context, one *undoing) (*unstructured.Unstructure
 	return u.live.Get(ctx, one.kind, one.object.Namespace, one.object.Name)
 }
 
-// revert computes what the object would be without the changes, newest first. It decides nothing by the history alone:
-// what was taken back already, by an undo or by hand, is as it was before, and nothing is to do.
+// revert computes what the object would be without the changes, newest first. It compares with the live object and does
+// not rely on the history alone: a change that was already taken back, by an undo or by hand, needs no step.
 func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 	if u.conflict != "" {
 		return outcome{conflict: u.conflict}
@@ -428,8 +429,8 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 	return out
 }
 
-// withOwnersOf is a state that names the same owners as the live object by the same uids: one that was made again is no
-// other owner.
+// withOwnersOf returns a state whose owner references have the live object's uids for owners of the same name: an owner
+// that was made again counts as the same owner.
 func withOwnersOf(live *unstructured.Unstructured, state any) any {
 	fields, ok := state.(map[string]any)
 	if live == nil || !ok {
@@ -467,7 +468,7 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 	for i := range u.versions {
 		v := &u.versions[i]
 		if v.Name == c.version.Name {
-			return "" // only the control plane has written to it since
+			return "" // only the control plane and undos have written since
 		}
 		if !isStatus(v, u.kind) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
 			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
@@ -476,7 +477,7 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 	return ""
 }
 
-// takesBack says that a version is one of the changes.
+// takesBack says that a version is one of the changes that are taken back.
 func (u *undoing) takesBack(v *history.Version) bool {
 	return slices.ContainsFunc(u.changes, func(c change) bool { return c.version == v })
 }
@@ -487,7 +488,7 @@ func ofControlPlane(v *history.Version) bool {
 		strings.HasPrefix(v.User, "system:serviceaccount:kube-system:") || strings.HasPrefix(v.User, "system:logplane:")
 }
 
-// blame says which fields stand against an undo, and who else has changed the first of them last.
+// blame says which fields conflict with an undo, and who else has last changed the first of those fields.
 func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 	var names []string
 	for _, p := range conflicts {
@@ -500,7 +501,7 @@ func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 		if v.Name == c.version.Name {
 			break
 		}
-		if u.takesBack(v) { // what came before it stands against this
+		if u.takesBack(v) { // the conflict is with an earlier version
 			continue
 		}
 		is, err := v.Decoded()
@@ -515,7 +516,7 @@ func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 	return said
 }
 
-// compact are the fields without those that are named twice, none if it is the whole object.
+// compact returns the fields without duplicates, nil if "" stands for the whole object.
 func compact(all []string) (out []string) {
 	for _, name := range all {
 		if name == "" {
