@@ -31,7 +31,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// schemas of which each says something else about what is not stored as it must be.
+// schemas are CRD schemas that differ in how they change values which do not fit them.
 var schemas = []string{
 	`{type: object, properties: {spec: {type: object, properties: {a: {type: string}, b: {type: integer, default: 3}, c: {type: array, items: {type: object, properties: {a: {type: string, nullable: true}}}}}}}}`,
 	`{type: object, x-kubernetes-preserve-unknown-fields: true}`,
@@ -41,7 +41,7 @@ var schemas = []string{
 	`{type: object, properties: {spec: {type: object, additionalProperties: true}, a: {type: string, default: x}}}`,
 }
 
-// codecs are the two of one schema.
+// codecs are upstream's codec and ours for one schema.
 type codecs struct {
 	upstream, ours runtime.Codec
 	schema         *verbatim.Schema
@@ -74,7 +74,7 @@ func codecsOf(t testing.TB, openAPI string) codecs {
 		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, nil, noop.NewTracerProvider()), 1, nil, time.Second, time.Second, map[string]*spec.Schema{}, 1)
 	require.NoError(t, err)
 	err = func() (err error) {
-		defer func() { err = fmt.Errorf("%v", recover()) }() // it panics, because nothing is stored
+		defer func() { err = fmt.Errorf("%v", recover()) }() // upstream panics, because there is no store
 		_, err = any(upstream).(finalizer.CRClientGetter).GetCustomResourceListerCollectionDeleter(crd)
 		return err
 	}()
@@ -87,8 +87,8 @@ func wanted() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
 }
 
-// decode is Decode, but that a panic is an error. Upstream has one for an object without metadata, which nobody can
-// store.
+// decode calls Decode, and turns a panic into an error. Upstream panics for an object without metadata, which cannot be
+// stored.
 func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime.Object, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -99,8 +99,8 @@ func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime
 	return object, err
 }
 
-// compare reports whether the schema leaves the object as it is. Then both codecs must decode it to the same, and it
-// must be encoded as upstream encodes that.
+// compare reports whether the schema leaves the object as it is. If so, it requires that both codecs decode it to the
+// same object, and that it is encoded as upstream encodes that object.
 func (c codecs) compare(t testing.TB, stored []byte) bool {
 	_, leaves := c.schema.Leaves(stored)
 	expected, failed := decode(c.upstream, stored, wanted())
@@ -141,10 +141,10 @@ func stored(t testing.TB, metadata, rest string) []byte {
 	return data
 }
 
-// deep are so many objects, one in the other.
+// deep returns n objects, nested in each other.
 func deep(n int) string { return strings.Repeat(`{"a":`, n-1) + "{}" + strings.Repeat("}", n-1) }
 
-// numbers makes integers of what JSON does not tell from them.
+// numbers turns floats that JSON does not distinguish from integers into integers.
 func numbers(object map[string]any) {
 	var walk func(v any) any
 	walk = func(v any) any {
@@ -167,7 +167,7 @@ func numbers(object map[string]any) {
 	walk(object)
 }
 
-// TestVerbatim: what its schema leaves as it is, is found out, and what it changes is decoded.
+// TestVerbatim: Leaves recognizes the objects that their schema leaves as they are, and the others are decoded.
 func TestVerbatim(t *testing.T) {
 	var all []codecs
 	for _, s := range schemas {
@@ -182,11 +182,11 @@ func TestVerbatim(t *testing.T) {
 		{0, plainMetadata, `,"spec":{"b":1}`, true},
 		{0, plainMetadata, `,"spec":{"a":"<é\u2028\"\\\u0001>","b":-7,"c":[{"a":null},{"a":"x"},{}]}`, true},
 		{0, plainMetadata, `,"spec":{"a":"x"}`, false},                          // b has a default
-		{0, plainMetadata, `,"spec":{"b":null}`, false},                         // it also has one then
+		{0, plainMetadata, `,"spec":{"b":null}`, false},                         // null is replaced by the default
 		{0, plainMetadata, `,"spec":{"b":1,"a":null}`, false},                   // pruned
 		{0, plainMetadata, `,"spec":{"b":1,"c":[{"z":1}]}`, false},              // pruned
 		{0, plainMetadata, `,"status":{}`, false},                               // pruned
-		{0, plainMetadata + `,"resourceVersion":"7"`, ``, false},                // would be there twice
+		{0, plainMetadata + `,"resourceVersion":"7"`, ``, false},                // resourceVersion would be there twice
 		{0, plainMetadata + `,"selfLink":""`, ``, false},                        // dropped
 		{0, plainMetadata + `,"labels":{}`, ``, false},                          // dropped
 		{0, plainMetadata + `,"labels":{"a":1}`, ``, false},                     // dropped
@@ -208,7 +208,7 @@ func TestVerbatim(t *testing.T) {
 		{0, plainMetadata + `,"managedFields":[{"manager":""}]`, ``, false},
 		{0, plainMetadata + `,"managedFields":[{"fieldsV1":{"f:a":1}}]`, ``, false},
 		{1, plainMetadata, `,"spec":{"z":[null,1.5,{"y":null},-1,1e300,true,false,[[]],"` + strings.Repeat("x", 300) + `"],"long name":{}}`, true},
-		{1, plainMetadata, `,"a":1,"aa":2,"b":3,"B":[{"bb":1,"a":2}]`, true}, // JSON has another order
+		{1, plainMetadata, `,"a":1,"aa":2,"b":3,"B":[{"bb":1,"a":2}]`, true}, // JSON orders the members differently
 		{2, plainMetadata, `,"spec":{"z":{"y":null},"a":{"b":"x"}}`, true},
 		{2, plainMetadata, `,"spec":{"a":{"c":"x"}}`, false}, // pruned
 		{2, plainMetadata, `,"spec":{"a":null}`, false},      // pruned
@@ -227,7 +227,7 @@ func TestVerbatim(t *testing.T) {
 		require.Equal(t, c.leaves, all[c.schema].compare(t, stored(t, c.metadata, c.rest)), "schema %d: %s %s", c.schema, c.metadata, c.rest)
 	}
 
-	// What upstream would not write it does not read, or it is read by upstream.
+	// Values that upstream would not write are not read here: upstream refuses them or decodes them.
 	plain := stored(t, plainMetadata, `,"spec":{"b":1}`)
 	for old, other := range map[string]string{
 		"\xd9\xd9\xf7": "", "\x44kind": "\x64kind", "\x44spec\xa1": "\x58\x04spec\xa1", "\x41b\x01": "\x41b\x18\x01",
@@ -239,7 +239,8 @@ func TestVerbatim(t *testing.T) {
 	twice := strings.Replace(string(plain), "\x44spec\xa1\x41b\x01", "\x44spec\xa2\x41b\x01\x61b\x02", 1)
 	require.False(t, all[0].compare(t, []byte(twice)))
 
-	// Whatever upstream has decoded once and stored again, it leaves. These have no nulls and nothing embedded.
+	// An object that upstream has decoded once and stored again stays as it is. These objects have no nulls and no
+	// embedded objects.
 	random := rand.New(rand.NewPCG(1, 2))
 	left := 0
 	for range 5_000 {
@@ -247,7 +248,7 @@ func TestVerbatim(t *testing.T) {
 		first := stored(t, plainMetadata, `,"spec":`+randomJSON(random, 4)+`,"a":`+randomJSON(random, 2))
 		c.compare(t, first)
 		once, _, err := c.upstream.Decode(first, nil, wanted())
-		if err != nil { // what is embedded is none of Kubernetes' objects
+		if err != nil { // what is embedded here is not a Kubernetes object
 			continue
 		}
 		again, err := runtime.Encode(resources.CustomCodec(), once)
@@ -286,7 +287,7 @@ func randomJSON(random *rand.Rand, depth int) string {
 	return fmt.Sprintf("%q", name())
 }
 
-// FuzzVerbatim: whatever is stored, the schema that leaves it as it is does so.
+// FuzzVerbatim: for any stored bytes, if Leaves is true, the object stays as it is.
 func FuzzVerbatim(f *testing.F) {
 	var all []codecs
 	for _, s := range schemas {

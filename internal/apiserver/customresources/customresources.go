@@ -1,7 +1,7 @@
 // Package customresources serves CustomResourceDefinitions and the objects that they define.
 //
 // Nouns. A definition, or CRD, is an object of the built-in group apiextensions.k8s.io. Its instances are the custom
-// resources. Upstream has controllers that look after a CRD once it is written; here the write itself does their work.
+// resources. Upstream has controllers that process a CRD after it is written; here the write itself does their work.
 //
 // The path of a CRD through the package:
 //

@@ -52,7 +52,8 @@ import (
 // and takes some 15 ms to rebuild.
 const served = 256
 
-// servedPast is how many handlers are kept for requests of the past besides. Nothing bounds what one of them takes.
+// servedPast is how many more handlers are kept for requests of the past. It is small because the size of a handler is
+// not bounded.
 const servedPast = 8
 
 // Config of a Handler.
@@ -62,33 +63,33 @@ type Config struct {
 	Definitions *Reader
 	// Registry returns the registry of CustomResourceDefinitions, on which a watch of custom resources depends.
 	Registry func() (rest.Watcher, error)
-	// WithLine gives a watch a line to its client, if it has a form.
+	// WithLine gives a watch a line to its client, unless the form is nil.
 	WithLine func(*http.Request, *lines.Form) *http.Request
 	// Calls says how conversion webhooks are called.
 	Calls webhook.AuthenticationInfoResolverWrapper
-	// Corrected corrects answers to reads that need a conversion webhook. Those to writes are corrected anyway.
+	// Corrected corrects answers to reads that need a conversion webhook. Answers to writes are corrected in any case.
 	Corrected func(http.Handler) http.Handler
-	// The fields from here to MaxRequestBodyBytes are those of upstream's configuration.
+	// The fields from here to MaxRequestBodyBytes are as in upstream's configuration.
 	Admission           admission.Interface
 	Authorizer          authorizer.Authorizer
 	RequestTimeout      time.Duration
 	MinRequestTimeout   time.Duration
 	MaxRequestBodyBytes int64
-	// NotServed answers a request that nothing else serves. Fail answers with an error as a Status.
+	// NotServed answers a request that no other handler serves. Fail answers with an error as a Status.
 	NotServed http.Handler
 	Fail      func(http.ResponseWriter, *http.Request, error)
 	Logger    *slog.Logger
 }
 
 // Handler serves the objects of every CRD. Each CRD has its own instance of upstream's handler, which is built for one
-// state of the CRD and knows no other. So a whole request sees one state: the newest when the request arrived. A
+// state of the CRD and knows no other state. So a whole request sees one state: the newest when the request arrived. A
 // changed CRD gets a new handler, and the old one goes away with its last request. It is safe for concurrent use.
 type Handler struct {
 	config Config
 
 	mu       sync.Mutex
 	handlers *lru.Cache[string, *definitionHandler] // by mu; by name of the CRD
-	// past are those for requests of the past, by name and resourceVersion of the CRD.
+	// past has the handlers for requests of the past, by name and resourceVersion of the CRD.
 	past *lru.Cache[string, *definitionHandler] // by mu
 }
 
@@ -137,8 +138,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if info.Verb == "watch" && h.config.Cell.Feed != nil && !past {
-		// This handler returns before the watch is served, so the end of the request cancels the context. A defer would
-		// do so too early.
+		// The context is canceled at the end of the request, and not by a defer, because this handler returns before
+		// the watch is served.
 		ctx, cancel := context.WithCancel(r.Context())
 		context.AfterFunc(r.Context(), cancel)
 		if err := h.endWithCRD(ctx, cancel, crd, seen.Revision()); err != nil {
@@ -152,7 +153,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(context.WithValue(r.Context(), servedKey{}, one))
 	}
 	if info.Verb == "watch" && info.Subresource == "" {
-		one.schemas() // or the feed would wait for them
+		one.schemas() // compiled here, or the feed would wait for it
 		r = h.config.WithLine(r, one.form(r, info))
 	}
 	serve := http.Handler(one)
@@ -162,7 +163,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	serve.ServeHTTP(w, r)
 }
 
-// callsService reports whether objects of a CRD are converted by a webhook that is named by its Service.
+// callsService reports whether a webhook converts objects of the CRD, and the CRD names that webhook by its Service.
 func callsService(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	c := crd.Spec.Conversion
 	return c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil
@@ -179,8 +180,8 @@ func refuseProtobuf(r *http.Request, verb string) error {
 }
 
 // endWithCRD ends a watch when its CRD changes or is deleted, as upstream does. The handler of the watch knows only
-// this state of the CRD, and later objects may follow another. Clients watch again. Since is a revision no later than
-// the one at which the CRD was read. The log may no longer reach back to the CRD's own revision.
+// this state of the CRD, and later objects may follow another. Clients watch again. since is a revision at or before
+// the one at which the CRD was read. The CRD's own revision would not do, since the log may no longer reach back to it.
 func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
 	registry, err := h.config.Registry()
 	if err != nil {
@@ -199,7 +200,7 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 		defer end()
 		defer changes.Stop()
 		for event := range changes.ResultChan() {
-			now, err := meta.Accessor(event.Object) // an object that many watches share is not a CRD itself
+			now, err := meta.Accessor(event.Object) // an object that many watches share is not of the CRD type itself
 			if err != nil || event.Type == watch.Deleted || now.GetUID() != crd.UID || now.GetGeneration() != crd.Generation {
 				return
 			}
@@ -214,7 +215,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask
-// for an older state. It gets the newer one, which it could have seen as well.
+// for an older state. It gets the handler of the newer state, which it could have seen as well.
 func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -273,7 +274,7 @@ func (h *Handler) Shrink() {
 type definitionHandler struct {
 	http.Handler
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
-	// schemas are those of the versions, by apiVersion. A version is missing if its objects must be decoded.
+	// schemas returns the schemas of the versions, by apiVersion. A version is missing if its objects must be decoded.
 	schemas func() map[string]*verbatim.Schema
 	forms   lines.Forms // of watches
 }
@@ -289,7 +290,7 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 		instanceOptions{c.Stores, one.schemaOf},
 		wholeNumbers{c.Admission},
 		nil,                                 // nothing is left to establish
-		webhook.NewDefaultServiceResolver(), // a name, which calls do not need
+		webhook.NewDefaultServiceResolver(), // returns a name, which our calls do not need
 		c.Calls,
 		1,
 		c.Authorizer,
@@ -310,7 +311,7 @@ func (h *definitionHandler) schemaOf(apiVersion string) *verbatim.Schema {
 	return h.schemas()[apiVersion]
 }
 
-// schemasOf compiles the schemas of a CRD. What upstream does with them, it does by schemas that nobody else can have.
+// schemasOf compiles the schemas of a CRD. Upstream's handler compiles its own, but does not export them.
 func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbatim.Schema {
 	schemas := map[string]*verbatim.Schema{}
 	for _, v := range crd.Spec.Versions {
@@ -326,8 +327,8 @@ func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbat
 	return schemas
 }
 
-// SchemaOf is the schema of a version of a CRD, by which its objects get their defaults. It is nil if there is no such
-// version, or if upstream's handler does nothing by its schema, or refuses to.
+// SchemaOf returns the schema of a version of a CRD, which gives its objects their defaults. It is nil if there is no
+// such version, or if upstream's handler does not use the version's schema or refuses it.
 func SchemaOf(crd *apiextensionsv1.CustomResourceDefinition, version string) *structuralschema.Structural {
 	at := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
 	if at < 0 || crd.Spec.PreserveUnknownFields || crd.Spec.Versions[at].Schema == nil || crd.Spec.Versions[at].Schema.OpenAPIV3Schema == nil {
@@ -344,7 +345,7 @@ func SchemaOf(crd *apiextensionsv1.CustomResourceDefinition, version string) *st
 	return structural
 }
 
-// TypesOf knows the schema of a version of a CRD, as its managed fields do.
+// TypesOf returns the type converter that managed fields use for a version of a CRD.
 func TypesOf(crd *apiextensionsv1.CustomResourceDefinition, version string) (managedfields.TypeConverter, error) {
 	document, err := builder.BuildOpenAPIV3(crd, version, builder.Options{})
 	if err != nil {
@@ -365,7 +366,7 @@ func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1
 	return crd
 }
 
-// follow adopts a newer state of the CRD if only conditions or metadata differ, and reports whether it did. Then
+// follow adopts a newer state of the CRD if only conditions or metadata differ, and reports whether it did. If so,
 // storage and schemas stay, and watches go on.
 func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	old := h.crd.Load()

@@ -38,24 +38,24 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 	) (storage.Interface, factory.DestroyFunc, error) {
 		own := *config
 		version := newFunc().GetObjectKind().GroupVersionKind().GroupVersion().String()
-		own.Codec = codec{config.Codec, o.schemaOf, version} // upstream's, which converts
+		own.Codec = codec{config.Codec, o.schemaOf, version} // upstream's codec, which converts versions
 		return store(&own, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
 	}
 	return options, nil
 }
 
-// codec is upstream's codec of one CRD. It decodes without the schema what the schema leaves as it is.
+// codec is upstream's codec of one CRD. Objects that the CRD's schema leaves as they are it decodes without the schema.
 //
 // It also explains what to do about an object that is stored in a version its CRD no longer has. Upstream refuses to
 // drop a version that `status.storedVersions` names, but lets a user remove the version from that list.
 type codec struct {
 	runtime.Codec
 	schemaOf func(apiVersion string) *verbatim.Schema
-	// version is what objects are decoded to where nothing else is asked for.
+	// version is the version to which objects are decoded unless another is asked for.
 	version string
 }
 
-// fewValues are decoded and encoded again in some 0.3 ms.
+// fewValues values are decoded and encoded again in some 0.3 ms.
 const fewValues = 1000
 
 // Local implements kubestore.Local.
@@ -96,7 +96,7 @@ func (c codec) Encode(object runtime.Object, w io.Writer) error {
 	return unconverted(c.Codec.Encode(object, w))
 }
 
-// unconverted marks an error of a conversion webhook, which upstream says in words.
+// unconverted marks errors of conversion webhooks, which upstream distinguishes only by their text.
 func unconverted(err error) error {
 	if err != nil && strings.HasPrefix(err.Error(), "conversion webhook for ") {
 		return &kubestore.Unconverted{Err: err}

@@ -21,8 +21,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// ListSerializer encodes lists and events of custom resources as upstream's handler does, which keeps its own to
-// itself. Here the objects have the version that is asked for.
+// ListSerializer encodes lists and events of custom resources as upstream's handler does, whose own serializer is not
+// exported. The objects that it gets already have the requested version.
 var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
 	return listSerializer{{
@@ -38,7 +38,8 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
 		Serializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Yaml: true}),
 	}, {
-		// Only metadata is served as protobuf, by another serializer. So these are left to upstream's.
+		// Only metadata is served as protobuf, by another serializer. So this entry leaves such requests to upstream's
+		// handler.
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
 		StreamSerializer: &runtime.StreamSerializerInfo{},
 	}, cbor.NewSerializerInfo(creator, typer)}
@@ -59,13 +60,13 @@ func (listSerializer) DecoderToVersion(decoder runtime.Decoder, _ runtime.GroupV
 	return decoder
 }
 
-// servedKey is that of the definitionHandler that serves a list.
+// servedKey is the context key of the definitionHandler that serves a list or a watch.
 type servedKey struct{}
 
-// age is the column of versions that name none, as in upstream.
+// age is the only printer column of versions that define none, as in upstream.
 var age = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp"}}
 
-// TableConvertor makes Tables of a list that is being served, by the CRD as its handler knows it.
+// TableConvertor makes the Tables of a list that is being served, with the columns of the CRD that its handler has.
 func TableConvertor(ctx context.Context) rest.TableConvertor {
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	columns := age
@@ -78,8 +79,8 @@ func TableConvertor(ctx context.Context) rest.TableConvertor {
 	return convertor
 }
 
-// Verbatim encodes stored objects of a list or a watch that is being served, where their schema leaves them as they
-// are.
+// Verbatim returns the encoder for stored objects of a list or a watch that is being served. It encodes only objects
+// that their schema leaves as they are.
 func Verbatim(ctx context.Context, mediaType string) kubestore.Append {
 	encode := verbatim.AppendJSON
 	switch mediaType {
@@ -102,8 +103,8 @@ func Verbatim(ctx context.Context, mediaType string) kubestore.Append {
 	}
 }
 
-// form returns the form of a watch's events, nil if it asks for something else than objects. Nothing is kept for every
-// version that somebody thinks of.
+// form returns the form of a watch's events, nil if the watch asks for something other than objects. It is also nil for
+// a version that is not served, since forms are kept by version and clients may invent versions.
 func (h *definitionHandler) form(r *http.Request, info *apirequest.RequestInfo) *lines.Form {
 	accepted, ok := lines.Wanted(r, ListSerializer())
 	if !ok || !apiextensionshelpers.HasServedCRDVersion(h.crd.Load(), info.APIVersion) {

@@ -43,8 +43,8 @@ func (s createStrategy) Canonicalize(obj runtime.Object) {
 }
 
 // updateStrategy is upstream's strategy for the specification or for the status. It also sets what upstream's
-// controllers would set. A CRD that is written unchanged is judged again. That is how it gets names that another CRD
-// has given up.
+// controllers would set. A CRD that is written unchanged is judged again, and so gets names that another CRD has given
+// up.
 type updateStrategy struct {
 	rest.RESTUpdateStrategy
 	naming *naming
@@ -69,8 +69,8 @@ func (s updateStrategy) Canonicalize(obj runtime.Object) {
 	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// naming does in the write what upstream's naming, establishing, structural schema and approval controllers do after
-// it.
+// naming does within the write what upstream's naming, establishing, structural schema and approval controllers do
+// after a write.
 type naming struct{ definitions *Reader }
 
 func (n *naming) decide(crd *apiextensions.CustomResourceDefinition) {
@@ -170,7 +170,7 @@ func validCABundle(c *apiextensions.CustomResourceConversion) bool {
 	return len(webhook.ValidateCABundle(field.NewPath(""), c.WebhookClientConfig.CABundle)) == 0
 }
 
-// judgeSchemas sets NonStructuralSchema, or removes it when there is nothing to complain about.
+// judgeSchemas sets NonStructuralSchema, or removes it if all schemas are structural.
 func judgeSchemas(crd *apiextensions.CustomResourceDefinition) {
 	complaint := schemaComplaint(&crd.Spec)
 	if complaint == nil {
@@ -244,7 +244,7 @@ func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.C
 // Names is the resource of the claims that hold names.
 const Names = "crdnames"
 
-// GroupOfName is the group of CRDs in which a claim holds a name.
+// GroupOfName returns the group whose name a claim holds.
 func GroupOfName(claim string) string {
 	group, _, _ := strings.Cut(claim, ":")
 	return group

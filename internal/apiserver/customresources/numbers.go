@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// wholeNumbers makes integers of whole numbers before upstream compares an object with the stored one, where they are
-// integers. Else a client that says 1.0 would change the object each time, and its generation.
+// wholeNumbers turns whole numbers into integers before upstream compares an object with the stored one, which has
+// integers. Otherwise a client that sends 1.0 would change the object, and its generation, each time.
 type wholeNumbers struct{ admission.Interface }
 
 var (

@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Resource is CustomResourceDefinitions.
+// Resource is the resource of CustomResourceDefinitions.
 var Resource = apiextensionsv1.Resource("customresourcedefinitions")
 
 // Prefix is upstream's storage prefix of CustomResourceDefinitions.
@@ -62,14 +62,14 @@ func (c *Reader) Get(ctx context.Context, name string) (*apiextensionsv1.CustomR
 
 type emptyingKey struct{}
 
-// Emptying is for whoever deletes all instances of a definition, as namespaces.Emptying is for the content of a
-// namespace.
+// Emptying marks the context of requests that delete all instances of the definition with this uid, as
+// namespaces.Emptying does for the content of a namespace.
 func Emptying(ctx context.Context, uid types.UID) context.Context {
 	return context.WithValue(ctx, emptyingKey{}, uid)
 }
 
-// Check refuses a create of a custom resource whose CRD is gone or terminates. Upstream's handler has refused it
-// before, if the CRD was so at the beginning of the request.
+// Check refuses to create a custom resource whose CRD is gone or terminating. If the CRD was gone or terminating when
+// the request began, upstream's handler has already refused.
 func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore.Change) error {
 	resource := change.Resource()
 	uid, emptying := ctx.Value(emptyingKey{}).(types.UID)
@@ -99,8 +99,8 @@ type Set struct {
 	State       State
 }
 
-// State tells sets of CRDs apart, past ones too. A deletion lowers the count. Any other change brings a revision higher
-// than any before.
+// State tells sets of CRDs apart, including past sets. A deletion lowers the count. Any other change brings a revision
+// higher than any before.
 type State struct {
 	revision uint64
 	count    int

@@ -55,7 +55,7 @@ func NewStorage(cluster string, stores *resources.Stores, definitions *Reader) (
 }
 
 // announcedVersion is what discovery's hash of the storage version is computed from: v1beta1, which kube-apiserver
-// stores because it is more compact. Another hash would make clients migrate what is stored, for no reason.
+// stores because it is more compact. A different hash would make clients migrate stored objects for no reason.
 var announcedVersion = runtime.NewMultiGroupVersioner(apiextensionsv1beta1.SchemeGroupVersion, schema.GroupKind{Group: apiextensions.GroupName})
 
 // definitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
@@ -79,8 +79,8 @@ func (o definitionOptions) GetRESTOptions(resource schema.GroupResource, _ runti
 	return o.stores.Options(config, Prefix, runtime.ContentTypeProtobuf, nameClaims(o.cluster)), nil
 }
 
-// REST is upstream's registry. It retries a write if another CRD took a name in the meantime. The names then clash,
-// because the other CRD did come first.
+// REST is upstream's registry. It retries a write if another CRD took a name in the meantime. The retry finds that the
+// names clash, because the other CRD came first.
 type REST struct{ *customresourcedefinition.REST }
 
 // Create implements rest.Creater.
@@ -133,8 +133,8 @@ func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 const claimRetries = 5
 
 // retryClaimed writes again after it lost a race for a name. The lost attempt wrote nothing, and the view holds the
-// winner, so the next attempt sees the clash. It can only lose a race for another name. In a transaction the winner may
-// be in that, where no attempt sees it.
+// winner, so the next attempt sees the clash. The next attempt can lose only a race for another name. In a transaction
+// the winner may be another operation of the same transaction, which no attempt sees.
 func retryClaimed(ctx context.Context, write func() (runtime.Object, error)) (_ runtime.Object, err error) {
 	defer listers.Catch(ctx, &err)
 	var claimed *kubestore.ClaimedError

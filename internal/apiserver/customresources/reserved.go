@@ -13,9 +13,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// Reserved reports whether the objects of a custom resource would be stored where others are: our own, or those of a
-// built-in resource in any version. A client chooses the group and plural name of a custom resource, and its rows and
-// subjects follow from them (docs/decisions/row-keys.md).
+// Reserved reports whether the objects of a custom resource would be stored among our own objects or those of a
+// built-in resource, whatever its version. A client chooses the group and plural name of a custom resource, and its
+// rows and subjects follow from them (docs/decisions/row-keys.md).
 func Reserved(group, resource string) bool {
 	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || isBuiltinResource(group, resource)
 }
@@ -28,7 +28,7 @@ func isBuiltinResource(group, resource string) bool {
 	return found
 }
 
-// IsBuiltin reports whether a version of a group is built in. It is false for a version of custom resources.
+// IsBuiltin reports whether a version of a group is built in. It is false for versions that only custom resources have.
 func IsBuiltin(group, version string) bool {
 	versions, err := spec.Versions(group)
 	if err != nil {
@@ -37,8 +37,8 @@ func IsBuiltin(group, version string) bool {
 	return slices.ContainsFunc(versions, func(v spec.Version) bool { return v.Name == version })
 }
 
-// forbidden returns how a CRD clashes with what is built in or reserved. A CRD may keep what it already had, so that it
-// can be changed and deleted.
+// forbidden returns how a CRD clashes with what is built in or reserved. A CRD that already clashes may keep its names
+// and versions, so that it can still be changed and deleted.
 func forbidden(crd, before *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
 	group, names := field.NewPath("spec", "group"), field.NewPath("spec", "names", "plural")
 	switch plural := crd.Spec.Names.Plural; {

@@ -12,7 +12,7 @@ import (
 )
 
 // TestOrder: definitions come before their namespaces, roles before bindings, and owners before what they own though
-// their kind has a later rank. What owns itself ends, too.
+// their kind has a later rank. An object that owns itself does not make an endless loop.
 func TestOrder(t *testing.T) {
 	type thing struct {
 		kind   sides.Kind

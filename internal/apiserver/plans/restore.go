@@ -212,7 +212,7 @@ func (r *restore) isSelected(one *pair) bool {
 // isAboutKind says that an error concerns one kind, so the other kinds can go on.
 func isAboutKind(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsServiceUnavailable(err) ||
-		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule: the moment is kept
+		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule for the kind: the moment is kept
 }
 
 // read returns the objects of a kind that are not in the same version then and now. Both lists have the same order, so
@@ -453,7 +453,7 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 	keep := func(fields ...string) {
 		value, found, _ := unstructured.NestedFieldCopy(now.Object, fields...)
 		if found {
-			_ = unstructured.SetNestedField(out.Object, value, fields...) // what is above it is an object in both
+			_ = unstructured.SetNestedField(out.Object, value, fields...) // the parents are objects in both
 		} else {
 			unstructured.RemoveNestedField(out.Object, fields...)
 		}

@@ -23,18 +23,19 @@ const (
 
 const simpleFalse, simpleTrue, simpleNull = 20, 21, 22
 
-// maxDepth bounds the recursion. What nests deeper, as managed fields may that a request did not bring, is decoded.
+// maxDepth bounds the recursion. Objects that nest deeper are decoded. Managed fields that did not come in a request
+// may nest so deep.
 const maxDepth = 128
 
 // reader reads a value as upstream's encoder writes it: without indefinite lengths or inner tags, with the members of
-// maps in the order of their encoded names. Whatever it reads says whether it could.
+// maps in the order of their encoded names. Each method returns whether it could read its value.
 type reader struct {
 	rest   []byte
 	depth  int
 	values int // that were read
 }
 
-// untagged is a stored value without the tag that says it is CBOR. It is nothing if the value has no such tag.
+// untagged returns a stored value without the tag that marks it as CBOR, nil if it has no such tag.
 func untagged(stored []byte) []byte {
 	value, tagged := bytes.CutPrefix(stored, []byte("\xd9\xd9\xf7"))
 	if !tagged {
@@ -43,7 +44,7 @@ func untagged(stored []byte) []byte {
 	return value
 }
 
-// peek returns the head of the next value and its length, which is 0 if there is none that upstream would write.
+// peek returns the head of the next value and the head's length, which is 0 if upstream would not write such a head.
 func (r *reader) peek() (major byte, argument uint64, size int) {
 	if len(r.rest) == 0 {
 		return ofTag, 0, 0
@@ -80,7 +81,7 @@ func (r *reader) text() ([]byte, bool) {
 	return s, utf8.Valid(s)
 }
 
-// name reads the name of a member. There is one way to write each.
+// name reads the name of a member. Its length must be in the shortest form.
 func (r *reader) name() ([]byte, bool) {
 	major, length, size := r.peek()
 	if major != ofBytes || size != headSize(length) {
@@ -94,7 +95,7 @@ func (r *reader) is(wanted string) bool {
 	return ok && string(s) == wanted
 }
 
-// null reads a null if that is next.
+// null reads a null if the next value is one.
 func (r *reader) null() bool {
 	if major, which, size := r.peek(); major != ofSimple || size != 1 || which != simpleNull {
 		return false
@@ -103,7 +104,8 @@ func (r *reader) null() bool {
 	return true
 }
 
-// enter reads the head of a map or a list, and returns how many members or elements follow. Then leave must come.
+// enter reads the head of a map or a list, and returns how many members or elements follow. The caller must call leave
+// after them.
 func (r *reader) enter(wanted byte) (count uint64, ok bool) {
 	major, count, size := r.peek()
 	if size == 0 || major != wanted || r.depth >= maxDepth {
@@ -117,7 +119,8 @@ func (r *reader) enter(wanted byte) (count uint64, ok bool) {
 
 func (r *reader) leave() { r.depth-- }
 
-// members reads a map, of which each must read one value or none. Names may not repeat, which their order tells.
+// members reads a map. It calls each for every member, which must read the value or nothing. Names must be in strictly
+// increasing order, so none repeats.
 func (r *reader) members(each func(name []byte, value *reader) bool) bool {
 	count, ok := r.enter(ofMap)
 	if !ok {

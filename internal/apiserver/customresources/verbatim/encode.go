@@ -11,7 +11,7 @@ import (
 
 const resourceVersion = "resourceVersion"
 
-// AppendJSON appends an object that Leaves has said yes to as encoding/json would, with its resourceVersion.
+// AppendJSON appends an object for which Leaves was true as encoding/json would write it, with its resourceVersion.
 func AppendJSON(to, stored []byte, revision uint64) []byte {
 	e := encoder{reader: reader{rest: untagged(stored)}, out: to}
 	e.object(func(name []byte) {
@@ -24,15 +24,15 @@ func AppendJSON(to, stored []byte, revision uint64) []byte {
 	return e.out
 }
 
-// encoder writes JSON of what it reads.
+// encoder writes the values that it reads as JSON.
 type encoder struct {
 	reader
 	out     []byte
-	open    []member // of the objects that are being written
+	open    []member // members of the objects that are being written
 	scratch []byte
 }
 
-// member is where a member of an object stands in out, with the comma after it.
+// member says where in out a member of an object is, with the comma after it.
 type member struct {
 	name       []byte
 	start, end int
@@ -40,8 +40,8 @@ type member struct {
 
 func byName(a, b member) int { return bytes.Compare(a.name, b.name) }
 
-// object writes a map with its members in the order of their names; in CBOR shorter names come first. A revision
-// becomes a member if it is not 0.
+// object writes a map with its members in the order of their names; in CBOR shorter names come first. A revision other
+// than 0 becomes the member resourceVersion.
 func (e *encoder) object(value func(name []byte), revision uint64) {
 	e.out = append(e.out, '{')
 	base, from := len(e.open), len(e.out)
@@ -115,7 +115,7 @@ func (e *encoder) value() {
 
 var simple = map[uint64]string{simpleFalse: "false", simpleTrue: "true", simpleNull: "null"}
 
-// string writes a string. Most need nothing but quotes.
+// string writes a string. Most strings need only quotes.
 func (e *encoder) string(s []byte) {
 	for _, c := range s {
 		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
@@ -132,8 +132,8 @@ func (e *encoder) json(value any) {
 	e.out = append(e.out, encoded...)
 }
 
-// AppendCBOR appends an object that Leaves has said yes to as it is stored, with its resourceVersion. That is the last
-// of its metadata: the order of members has no meaning, and upstream shuffles them.
+// AppendCBOR appends an object for which Leaves was true as it is stored, with its resourceVersion as the last member
+// of its metadata. The order of members has no meaning, and upstream shuffles them.
 func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	whole := untagged(stored)
 	r := reader{rest: whole}

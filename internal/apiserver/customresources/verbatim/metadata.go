@@ -7,8 +7,8 @@ import (
 
 const utc = "2006-01-02T15:04:05Z"
 
-// metadata reads the metadata of an object, and says that they do not change when they are read into metav1.ObjectMeta
-// and written again.
+// metadata reads the metadata of an object, and says whether it stays the same when read into metav1.ObjectMeta and
+// written again.
 func (r *reader) metadata() bool {
 	found := 0
 	ok := r.members(func(name []byte, value *reader) bool {
@@ -63,7 +63,7 @@ func (r *reader) owner() bool {
 	}) && found == 4
 }
 
-// managed reads what one manager has set.
+// managed reads one entry of managed fields.
 func (r *reader) managed() bool {
 	return r.members(func(name []byte, value *reader) bool {
 		switch string(name) {

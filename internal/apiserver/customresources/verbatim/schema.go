@@ -1,9 +1,10 @@
-// Package verbatim encodes stored custom resources for clients without decoding them, where that is what decoding and
-// encoding them would give.
+// Package verbatim encodes stored custom resources for clients without decoding them, if decoding and encoding them
+// would give the same.
 //
 // Upstream decodes a custom resource into maps, prunes and completes it by its schema, twice, and takes its metadata
-// through JSON each time. An object that was written under the same schema comes out as it went in. Schema.Leaves tells
-// so from the stored bytes. It may say no about any object: then upstream's way is the way.
+// through JSON each time. An object that was written under the same schema comes out as it went in. Schema.Leaves
+// recognizes such objects by the stored bytes. It may say no about any object, which upstream's code then decodes and
+// encodes.
 package verbatim
 
 import (
@@ -18,8 +19,8 @@ type Schema struct {
 	root             *node
 }
 
-// New returns the schema of a version: 'example.com/v1', and the kind that its objects have. A schema that changes what
-// it must not, metadata or embedded objects, is refused.
+// New returns the schema of a version: 'example.com/v1', and the kind that its objects have. A schema that may change
+// metadata, or whose root is an embedded object, is refused.
 func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
 	if s == nil {
 		return nil, fmt.Errorf("%s of %s has no schema", kind, apiVersion)
@@ -31,14 +32,14 @@ func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
 	return &Schema{apiVersion, kind, root}, nil
 }
 
-// node is what a schema says of one value.
+// node is the part of a schema that applies to one value.
 type node struct {
-	// fields are the members that have a schema of their own, and others is that of all others. Without one, a member
-	// is pruned, or left alone if the node is open.
+	// fields has the members with a schema of their own, and others is the schema of all other members. If others is
+	// nil, those are pruned.
 	fields map[string]*node
 	others *node
 	items  *node
-	// defaults is how many of the fields have a default, so must be there.
+	// defaults is how many of the fields have a default, so that a stored value must have them.
 	defaults  int
 	defaulted bool
 	nullable  bool
@@ -47,9 +48,9 @@ type node struct {
 }
 
 var (
-	// anything is left alone.
+	// anything stands for values that are left alone.
 	anything = &node{open: true, nullable: true}
-	// scalar is of a value without a schema in a place where all is pruned that has none.
+	// scalar is the node of a value without a schema whose parent prunes members without a schema.
 	scalar = &node{}
 )
 
@@ -85,7 +86,7 @@ func compile(s *schema.Structural) *node {
 	return n
 }
 
-// changes says that the schema may change a value that has no nulls.
+// changes says that the schema may change a value even if that contains no nulls.
 func (n *node) changes() bool {
 	if n == anything || n == scalar {
 		return false
@@ -104,7 +105,7 @@ func (n *node) changes() bool {
 // Leaves says that upstream decodes the stored value into an object of this version and leaves everything as it is, and
 // that it can be encoded here.
 //
-// Values is how many values the object has.
+// values is how many values the object has.
 func (s *Schema) Leaves(stored []byte) (values int, ok bool) {
 	r := reader{rest: untagged(stored)}
 	about, defaults := 0, 0
@@ -125,8 +126,8 @@ func (s *Schema) Leaves(stored []byte) (values int, ok bool) {
 	return r.values, ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
 }
 
-// member reads a member of a map, and says that the map's schema leaves it as it is. It counts those that have
-// defaults.
+// member reads a member of a map, and says whether the map's schema leaves it as it is. It counts a member that has a
+// default.
 func (r *reader) member(n *node, name []byte, defaults *int) bool {
 	field := n.fields[string(name)]
 	if field == nil {
@@ -137,7 +138,7 @@ func (r *reader) member(n *node, name []byte, defaults *int) bool {
 	return field != nil && r.fits(field)
 }
 
-// fits reads a value, and says that its schema leaves it as it is.
+// fits reads a value, and says whether its schema leaves it as it is.
 func (r *reader) fits(n *node) bool {
 	if n.embeds {
 		return false
