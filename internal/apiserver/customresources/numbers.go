@@ -30,7 +30,7 @@ func (w wholeNumbers) Admit(ctx context.Context, a admission.Attributes, o admis
 			return err
 		}
 	}
-	if u, ok := a.GetObject().(*unstructured.Unstructured); ok { // with what the plug-ins have added
+	if u, ok := a.GetObject().(*unstructured.Unstructured); ok { // after the plug-ins, which may add numbers
 		if whole, changed := resources.Whole(u.Object); changed {
 			u.Object = whole.(map[string]any)
 		}

@@ -218,7 +218,8 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 			return problem(errors.New("this claim never was the one to which it is bound")), nil
 		}
 	}
-	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid
+	// claimRef is an object, so this cannot fail.
+	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid")
 	unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")
 	_, err = p.live.Objects(volume, "").Update(ctx, bound, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {

@@ -13,7 +13,7 @@ import (
 
 // Transformers encrypt and pad values at rest. The zero value encrypts nothing. They are safe for concurrent use.
 type Transformers struct {
-	encryption value.ResourceTransformers // nil for none
+	encryption value.ResourceTransformers // nil if nothing is encrypted
 }
 
 // For returns the transformer of a resource's values, or nil if they are stored as they are.
@@ -29,7 +29,7 @@ func (t Transformers) For(resource schema.GroupResource) value.Transformer {
 }
 
 // ReadEncryption reads kube-apiserver's encryption configuration once; a change needs a restart. An empty path means no
-// encryption. It refuses a KMS provider, because upstream's polls its plugin in the background.
+// encryption. It refuses a KMS provider, because upstream's KMS client polls its plugin in the background.
 func ReadEncryption(path string) (Transformers, error) {
 	if path == "" {
 		return Transformers{}, nil
@@ -52,7 +52,7 @@ func Encrypts(path string, resource schema.GroupResource) (bool, error) {
 	if err != nil || transformers.encryption == nil {
 		return false, err
 	}
-	// Only the transformer itself knows which provider comes first, and for which resources.
+	// The transformer does not tell which provider a resource is written with, so a sample is encrypted.
 	sample := []byte("a value")
 	stored, err := transformers.encryption.TransformerForResource(resource).TransformToStorage(context.Background(), sample, value.DefaultContext("sample"))
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// ManagedBy returns what upstream's field manager of a kind needs, and what must be used together: a TypeConverter and
-// a converter of versions, which both know the scheme's types. TypeConverter is nil for a scheme that has none.
+// ManagedBy returns what upstream's field manager needs for the scheme's types: a TypeConverter and a converter of
+// versions. They must be used together. The TypeConverter is nil for a scheme that has none.
 //
-// They do less than upstream's, with the same outcome:
+// They do less work than upstream's, with the same outcome:
 //   - For each manager of an object, upstream makes a whole unstructured object of the typed one, and then looks only
 //     at its version, which is nearly always the one it wants. Here an object is read when it is converted.
 //   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here there is one empty
@@ -26,17 +26,17 @@ func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.Obj
 	return managing{types}, reading{versions}
 }
 
-// unread is a typed object of which only version and kind have been read. It is of no registered type, so nothing but
-// reading can convert it.
+// unread is a typed object of which only version and kind have been read. Its Go type is not registered in a scheme, so
+// only reading can convert it.
 type unread struct {
 	metav1.TypeMeta
 	value *typed.TypedValue
 }
 
-// DeepCopyObject implements runtime.Object. Nobody writes to the value.
+// DeepCopyObject implements runtime.Object. Copies share the value, which is never written to.
 func (u *unread) DeepCopyObject() runtime.Object { c := *u; return &c }
 
-// managing is what TypeConverters are for a field manager.
+// managing adapts TypeConverters for a field manager, as ManagedBy describes.
 type managing struct{ *TypeConverters }
 
 // ObjectToTyped implements managedfields.TypeConverter.
@@ -44,15 +44,15 @@ func (c managing) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOpti
 	return c.TypeConverters.ObjectToTyped(withEmptyManager(obj), opts...)
 }
 
-// withEmptyManager returns the object with one empty entry for all its managed fields. To those who compare objects,
-// that list is one value. An update lacks it, whatever was in it, and that must show: a manager may claim the list
-// itself, and loses it then. An apply leaves it as it is.
+// withEmptyManager returns the object with one empty entry in place of its managed fields. A comparison of objects
+// takes that list as one value. It must not go altogether: an update lacks the list, and a manager that owns the list
+// itself must then lose it. An apply leaves the list as it is.
 func withEmptyManager(obj runtime.Object) runtime.Object {
 	m, err := meta.Accessor(obj)
 	if err != nil || len(m.GetManagedFields()) == 0 {
 		return obj
 	}
-	if _, ok := obj.(runtime.Unstructured); ok { // an apply patch, which must have none
+	if _, ok := obj.(runtime.Unstructured); ok { // an apply patch, which must not have managed fields
 		return obj
 	}
 	flat := reflect.New(reflect.TypeOf(obj).Elem())
@@ -78,7 +78,7 @@ func (c managing) TypedToObject(value *typed.TypedValue) (runtime.Object, error)
 	return u, nil
 }
 
-// textIn is a text at the top of an object.
+// textIn returns a string field at the top level of an object.
 func textIn(object *typed.TypedValue, name string) (text string, found bool) {
 	v := object.AsValue()
 	if !v.IsMap() {
@@ -91,7 +91,7 @@ func textIn(object *typed.TypedValue, name string) (text string, found bool) {
 	return field.AsString(), true
 }
 
-// reading converts objects that were left unread, too.
+// reading is a converter that also converts unread objects.
 type reading struct{ runtime.ObjectConvertor }
 
 // ConvertToVersion implements runtime.ObjectConvertor.

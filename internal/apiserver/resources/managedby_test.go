@@ -22,7 +22,8 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/core/install"
 )
 
-// fieldManagers are upstream's, with upstream's converters and with those of ManagedBy.
+// fieldManagers returns two of upstream's field managers, one with upstream's converters and one with those of
+// ManagedBy.
 func fieldManagers(t testing.TB, kind schema.GroupVersionKind) (plain, ours *managedfields.FieldManager) {
 	t.Helper()
 	hub := schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}
@@ -34,7 +35,7 @@ func fieldManagers(t testing.TB, kind schema.GroupVersionKind) (plain, ours *man
 	return manager(ConvertersOf(legacyscheme.Scheme), runtime.UnsafeObjectConvertor(legacyscheme.Scheme)), manager(ManagedBy(legacyscheme.Scheme))
 }
 
-// withoutTimes are an object's managed fields, in which the clock shows nowhere.
+// withoutTimes returns an object's managed fields without their times.
 func withoutTimes(t testing.TB, object runtime.Object) []metav1.ManagedFieldsEntry {
 	t.Helper()
 	m, err := meta.Accessor(object)
@@ -46,8 +47,8 @@ func withoutTimes(t testing.TB, object runtime.Object) []metav1.ManagedFieldsEnt
 	return fields
 }
 
-// TestManagedFieldsAreUpstreams: whatever writes through two versions do to an object, who manages what is as with
-// upstream's converters, byte for byte, and so is the object.
+// TestManagedFieldsAreUpstreams: after any writes through two versions, the object and its managed fields are the same
+// as with upstream's converters, byte for byte.
 func TestManagedFieldsAreUpstreams(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -92,7 +93,7 @@ func TestManagedFieldsAreUpstreams(t *testing.T) {
 	}
 }
 
-// claims are fields that a client may send as those of another manager: also of what no manager has.
+// claims are sets of fields that a client may send for another manager, including fields that no manager can own.
 var claims = []string{"", "", "", `{"f:metadata":{"f:managedFields":{}}}`, `{"f:metadata":{"f:managedFields":{".":{},"i:0":{"f:time":{}}},"f:labels":{"f:l0":{}}}}`, `{"f:spec":{"f:replicas":{}}}`}
 
 // claim adds a manager of fields to an object.
@@ -108,7 +109,7 @@ func claim(t testing.TB, object runtime.Object, fields string) {
 	}))
 }
 
-// deployment is some JSON of one.
+// deployment returns the JSON of a random Deployment.
 func deployment(r *rand.Rand, version schema.GroupVersion) string {
 	var containers []string
 	for i := range 1 + r.IntN(3) {
@@ -125,7 +126,7 @@ func unstructuredOf(t testing.TB, text string) runtime.Object {
 	return u
 }
 
-// internalOf is what a client sends that has read the live object.
+// internalOf decodes what a client sends after it has read the live object.
 func internalOf(t testing.TB, text string, live runtime.Object) runtime.Object {
 	t.Helper()
 	object, err := runtime.Decode(legacyscheme.Codecs.UniversalDecoder(schema.GroupVersion{Group: "apps", Version: runtime.APIVersionInternal}), []byte(text))
@@ -138,8 +139,7 @@ func internalOf(t testing.TB, text string, live runtime.Object) runtime.Object {
 	return object
 }
 
-// TestUnread: what a field manager leaves unread is the object once it is converted, and says before of which kind it
-// is.
+// TestUnread: an unread object knows its kind, and converting it gives the whole object.
 func TestUnread(t *testing.T) {
 	kind := corev1.SchemeGroupVersion.WithKind("ConfigMap")
 	types, versions := ManagedBy(legacyscheme.Scheme)
@@ -174,7 +174,7 @@ func TestUnread(t *testing.T) {
 	require.Nil(t, none)
 }
 
-// BenchmarkManagedFields is what an update of an object with three managers spends on them.
+// BenchmarkManagedFields measures what managed fields cost in an update of an object with three managers.
 func BenchmarkManagedFields(b *testing.B) {
 	kind := appsv1.SchemeGroupVersion.WithKind("Deployment")
 	plain, ours := fieldManagers(b, kind)

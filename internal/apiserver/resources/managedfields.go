@@ -22,8 +22,9 @@ import (
 )
 
 // TypeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of every type of a
-// group when it installs the group. Here the first write of a kind reads the generated schemas of that kind. They do
-// not depend on a cluster, so all servers of a process share them. They are safe for concurrent use.
+// group when it installs the group. Here the first write of a kind reads the generated schemas of that kind. Schemas do
+// not depend on a cluster, so all servers of a process share the converters. TypeConverters are safe for concurrent
+// use.
 type TypeConverters struct {
 	scheme *runtime.Scheme
 
@@ -86,8 +87,8 @@ func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	return converter, nil
 }
 
-// Build makes the schemas of a kind from scratch. That takes all types of every group, 6 MiB. It is for the generator,
-// and for a kind that the generator forgot.
+// Build makes the schemas of a kind from scratch. That loads all types of every group, 6 MiB. Only the generator needs
+// it, and kinds that the generator forgot.
 func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
 	example, err := c.scheme.New(kind)
 	if err != nil {
@@ -101,7 +102,7 @@ func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openap
 // buildingSchemas guards definitions: upstream's builder writes to its input.
 var buildingSchemas sync.Mutex
 
-// definitions are the Go-generated schemas of every built-in type.
+// definitions returns the Go-generated schemas of every built-in type.
 var definitions = sync.OnceValue(func() *openapicommon.OpenAPIV3Config {
 	return genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, openapinamer.NewDefinitionNamer(legacyscheme.Scheme, extensionsscheme.Scheme, aggregatorscheme.Scheme))
 })

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// wholeNumbers stores a number that clients get without a fraction as an integer, as JSON in etcd does. A client that
-// sent 1.0 gets 1, and when it sends that back, nothing changes (row 48).
+// wholeNumbers stores numbers without a fraction as integers, which is also what upstream's JSON in etcd amounts to. A
+// client that sent 1.0 gets 1, and when it sends that back, nothing changes (row 48).
 type wholeNumbers struct{ runtime.Encoder }
 
 // Encode implements runtime.Encoder.
@@ -25,15 +25,16 @@ func (e wholeNumbers) Encode(obj runtime.Object, w io.Writer) error {
 	return e.Encoder.Encode(obj, w)
 }
 
-// Whole returns a value of JSON with integers for whole numbers. It copies what it changes.
+// Whole returns a value of JSON with integers for whole numbers. It does not modify value, but copies the parts that
+// change.
 func Whole(value any) (_ any, changed bool) {
 	switch v := value.(type) {
 	case float64:
-		if v != math.Trunc(v) || math.Abs(v) >= 1e21 { // JSON has an exponent from there on
+		if v != math.Trunc(v) || math.Abs(v) >= 1e21 { // from here on JSON writes an exponent
 			return v, false
 		}
 		whole, err := strconv.ParseInt(strconv.FormatFloat(v, 'f', -1, 64), 10, 64)
-		if err == nil { // what no int64 holds is read as a float64 again
+		if err == nil { // a number beyond int64 would be read as a float64 again
 			return whole, true
 		}
 	case map[string]any:

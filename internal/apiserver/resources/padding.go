@@ -22,7 +22,7 @@ var paddedMagic = []byte("LPpd")
 const (
 	// shortestPadded is the least length of an envelope.
 	shortestPadded = 1 << 10
-	// longestPadded is the greatest length of a padded envelope. The API accepts no longer Secret.
+	// longestPadded is the greatest length of a padded envelope. The API does not accept Secrets that would be longer.
 	longestPadded = 4 << 20
 )
 
@@ -41,8 +41,8 @@ func (p padded) TransformToStorage(ctx context.Context, data []byte, bound value
 	return p.Transformer.TransformToStorage(ctx, pad(data), bound)
 }
 
-// TransformFromStorage implements value.Transformer. A value without an envelope is older than padding; the next update
-// rewrites it.
+// TransformFromStorage implements value.Transformer. A value without an envelope was stored before there was padding;
+// the next update rewrites it.
 func (p padded) TransformFromStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, bool, error) {
 	data, stale, err := p.Transformer.TransformFromStorage(ctx, data, bound)
 	if err != nil {
@@ -51,7 +51,7 @@ func (p padded) TransformFromStorage(ctx context.Context, data []byte, bound val
 	return Unpadded(data), stale || !bytes.HasPrefix(data, paddedMagic), nil
 }
 
-// pad returns the envelope: its length is the next power of two.
+// pad returns the envelope of data. Its length is the next power of two.
 func pad(data []byte) []byte {
 	envelope := binary.AppendUvarint(paddedMagic[:len(paddedMagic):len(paddedMagic)], uint64(len(data)))
 	envelope = append(envelope, data...)

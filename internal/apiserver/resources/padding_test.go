@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// TestPadding: data come out as they went in, and envelopes have only a few lengths.
+// TestPadding: data come out as they went in, and the envelopes' lengths are few.
 func TestPadding(t *testing.T) {
 	lengths := map[int]bool{}
 	for _, n := range []int{0, 1, 127, 128, 1017, 1018, 1019, 2041, 2042, 5000, 100_000, 1 << 20, longestPadded - 8, longestPadded, longestPadded + 1} {
@@ -26,7 +26,7 @@ func TestPadding(t *testing.T) {
 	}
 }
 
-// TestValuesFromBeforePadding: values older than padding are read, and the next update rewrites them.
+// TestValuesFromBeforePadding: values that were stored without padding are read, and the next update rewrites them.
 func TestValuesFromBeforePadding(t *testing.T) {
 	p := newPadded(nil)
 	bound := value.DefaultContext("main/secrets/default/x")

@@ -1,9 +1,9 @@
 // Package resources says how resources are stored: under which prefix, in which version and encoding, encrypted or not,
 // and with which claims.
 //
-// Nouns. Upstream's registries ask the Stores for the options of their storage, and get options that make kubestore's.
-// A transformer turns a value into what the log and the bucket hold: it encrypts the value, pads it, or does both. A
-// type converter knows the schema of built-in types, for managed fields.
+// Nouns. Upstream's registries ask the Stores for the options of their storage, and get options that make kubestore's
+// stores. A transformer turns a value into what the log and the bucket hold: it encrypts the value, pads it, or does
+// both. A type converter knows the schema of built-in types, for managed fields.
 package resources
 
 import (
@@ -59,7 +59,7 @@ type Config struct {
 	Served *serverstorage.ResourceConfig
 	// Transformers encrypt and pad values at rest.
 	Transformers Transformers
-	// Claims are those of built-in resources.
+	// Claims has the functions that name the claims of built-in resources' objects.
 	Claims map[schema.GroupResource]ClaimsFunc
 	// Complete and Beside are as in kubestore.Resource, for all resources.
 	Complete func(resource schema.GroupResource) CompleteFunc
@@ -106,8 +106,8 @@ func (s *Stores) GetRESTOptions(resource schema.GroupResource, example runtime.O
 func (s *Stores) Claims(resource schema.GroupResource) ClaimsFunc { return s.config.Claims[resource] }
 
 // Options returns the options of any resource. Config holds the codec, prefix is upstream's storage prefix, and
-// contentType is what the codec encodes. Claims may be nil. Objects are not counted in the background, which would take
-// a goroutine for each resource.
+// contentType is what the codec encodes. Claims may be nil. Upstream's background count of objects is off, since it
+// would take a goroutine for each resource.
 func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, contentType string, claims ClaimsFunc) generic.RESTOptions {
 	return generic.RESTOptions{
 		StorageConfig:           config,
@@ -155,18 +155,19 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 	}
 }
 
-// storedFields are the fields of Pods by which nodes and controllers select. Decoding gives them no defaults.
+// storedFields has, by resource, the protobuf field numbers of selectable fields that can be read without decoding.
+// Nodes and controllers select Pods by these fields, and decoding gives them no defaults.
 var storedFields = map[schema.GroupResource]map[string][]int32{
 	{Resource: "pods"}: {"spec.nodeName": {2, 10}, "status.phase": {3, 1}},
 }
 
-// DecodesLabels says that the defaults of a resource, which decoding adds, may take labels from a template.
+// DecodesLabels says that decoding an object of a resource may add labels to it, as a default taken from its template.
 func DecodesLabels(resource schema.GroupResource) bool {
 	return resource == schema.GroupResource{Resource: "replicationcontrollers"} || resource == schema.GroupResource{Group: "batch", Resource: "jobs"}
 }
 
-// Prefix is upstream's storage prefix of a resource, for example 'services/specs'. Custom resources, their definitions
-// and APIServices, which have schemes of their own, are stored below their group.
+// Prefix is upstream's storage prefix of a resource, for example 'services/specs'. Custom resources,
+// CustomResourceDefinitions and APIServices, which are not in the legacy scheme, are stored below their group.
 func (s *Stores) Prefix(resource schema.GroupResource) string {
 	if !legacyscheme.Scheme.IsGroupRegistered(resource.Group) {
 		return resource.Group + "/" + resource.Resource
@@ -182,13 +183,14 @@ func (s *Stores) Transformer(resource schema.GroupResource) value.Transformer {
 // coreCodec encodes objects of core/v1 as their registries store them.
 var coreCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), corev1.SchemeGroupVersion)
 
-// CustomCodec is upstream's codec of custom resources, but for whole numbers: it writes CBOR, and reads CBOR and JSON.
+// CustomCodec is upstream's codec of custom resources, which writes CBOR, and reads CBOR and JSON. Unlike upstream's,
+// it writes whole numbers as integers.
 var CustomCodec = sync.OnceValue(func() runtime.Codec {
 	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
 	return runtime.NewCodec(wholeNumbers{c}, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
 })
 
-// Key is the key of an object, of a built-in resource or a custom one.
+// Key returns the key of an object of a built-in or custom resource.
 func (s *Stores) Key(resource schema.GroupResource, namespace, name string) eventlog.Key {
 	return eventlog.Key{
 		Cluster: s.config.Cell.Cluster, Group: resource.Group, Resource: resource.Resource,
@@ -196,7 +198,7 @@ func (s *Stores) Key(resource schema.GroupResource, namespace, name string) even
 	}
 }
 
-// PutCore is the write that stores an object of core/v1 as its registry would.
+// PutCore returns the write that stores an object of core/v1 as its registry would.
 func (s *Stores) PutCore(ctx context.Context, at projection.State, key eventlog.Key, object runtime.Object) (projection.Write, error) {
 	plain, err := runtime.Encode(coreCodec, object)
 	if err != nil {
@@ -222,9 +224,9 @@ func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Ob
 	return strings.Count(strings.TrimPrefix(key, prefix), "/") == 2, err
 }
 
-// Equivalents tells admission which resources are one object under several names: those with the same storage prefix.
-// A group registers its own when its first request builds it. Events, which alone are in two groups, are known before,
-// or rules for one group would not hold for the other.
+// Equivalents tells admission which resources are the same objects under several names: those with the same storage
+// prefix. A group registers its resources when its first request builds it. Events, the only resource in two groups,
+// are registered here, or rules for one group would not apply to requests for the other.
 func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	r := runtime.NewEquivalentResourceRegistryWithIdentity(s.factory.ResourcePrefix)
 	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion} {
@@ -233,8 +235,9 @@ func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	return r
 }
 
-// DecorateShared makes watches that share one object show what a get shows. Upstream's own decorator leaves such an
-// object as it is stored. So in kube-apiserver, what a watch shows depends on how many clients watch.
+// DecorateShared applies a store's decorator also to an object that several watches share, so that a watch shows what a
+// get shows. Upstream's decorators do not see into such an object, so in kube-apiserver what a watch shows depends on
+// how many clients watch.
 func DecorateShared(store *genericregistry.Store) {
 	decorate := store.Decorator
 	store.Decorator = func(obj runtime.Object) {
