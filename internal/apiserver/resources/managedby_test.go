@@ -35,7 +35,7 @@ func fieldManagers(t testing.TB, kind schema.GroupVersionKind) (plain, ours *man
 	return manager(ConvertersOf(legacyscheme.Scheme), runtime.UnsafeObjectConvertor(legacyscheme.Scheme)), manager(ManagedBy(legacyscheme.Scheme))
 }
 
-// withoutTimes returns an object's managed fields without their times.
+// withoutTimes returns an object's managed fields, with times that do not depend on the clock.
 func withoutTimes(t testing.TB, object runtime.Object) []metav1.ManagedFieldsEntry {
 	t.Helper()
 	m, err := meta.Accessor(object)

@@ -26,7 +26,7 @@ import (
 )
 
 // aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
-// roles in the newest view. Upstream's controller writes them into the object later.
+// roles in the newest view. Upstream's controller writes the rules into the stored object instead, later.
 type aggregatedRoles struct{ rows *listers.Indexer }
 
 // all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
@@ -43,7 +43,7 @@ func rolesOf(objects []any, err error) ([]*rbacv1.ClusterRole, error) {
 	return roles, nil
 }
 
-// rulesOf returns what a role grants.
+// rulesOf returns the rules of a role, aggregated ones included.
 func (a aggregatedRoles) rulesOf(role *rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
@@ -56,7 +56,7 @@ func (a aggregatedRoles) rulesOf(role *rbacv1.ClusterRole) ([]rbacv1.PolicyRule,
 }
 
 // aggregate collects the rules of the selected roles, which may be aggregated themselves ('edit' is part of 'admin').
-// Seen names the roles that have been collected already, so that a cycle ends.
+// seen has the roles that have been collected already, so that a cycle ends.
 func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[string]bool) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
@@ -83,8 +83,8 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills in the rules of an internal ClusterRole, or of a list of them, for the request that upstream's hook
-// serves. The hook has no place for an error.
+// decorate fills in the rules of an internal ClusterRole, or of a list of ClusterRoles. It is upstream's hook, which
+// cannot return an error, so it panics.
 func (a aggregatedRoles) decorate(obj runtime.Object) {
 	if err := fillIn(obj, a.all); err != nil {
 		panic(listers.Unreadable{Err: err})
@@ -118,9 +118,10 @@ func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) erro
 	return nil
 }
 
-// registry is that of ClusterRoles. It gives those of the past the rules that they had then, and fills in what a watch
-// sends. Upstream's hook does neither: it does not know which request it serves, it does not see into an object that
-// many watches share, and a watch calls it in a goroutine where nothing recovers a panic.
+// registry is the registry of ClusterRoles. It gives ClusterRoles of the past the rules that they had then, and fills
+// in the rules of ClusterRoles that a watch sends. Upstream's hook can do neither: it does not know which request it
+// serves, it does not see into an object that many watches share, and a watch calls it in a goroutine where nothing
+// recovers a panic.
 type registry struct {
 	*clusterrolestore.REST
 	aggregated aggregatedRoles
@@ -144,7 +145,7 @@ func (r registry) List(ctx context.Context, options *internalversion.ListOptions
 	return list, r.fillIn(ctx, list)
 }
 
-// stored is upstream's registry without its hook, which could not say that it failed.
+// stored returns upstream's registry without the hook, which could not return an error.
 func (r registry) stored() *genericregistry.Store {
 	store := *r.Store
 	store.Decorator = nil
@@ -177,7 +178,7 @@ func (r registry) DeleteCollection(ctx context.Context, validate rest.ValidateOb
 	return r.filled(ctx, deleted, err)
 }
 
-// filled is what upstream's registry returned, with all rules.
+// filled returns what upstream's registry returned, with the aggregated rules filled in.
 func (r registry) filled(ctx context.Context, obj runtime.Object, err error) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
@@ -188,7 +189,8 @@ func (r registry) filled(ctx context.Context, obj runtime.Object, err error) (ru
 	return obj, nil
 }
 
-// Watch implements rest.Watcher. A watch ends when rules cannot be read. Its client goes on from its last revision.
+// Watch implements rest.Watcher. A watch ends when rules cannot be read. The client watches again from its last
+// revision.
 func (r registry) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
 	stored, err := r.stored().Watch(ctx, options)
 	if err != nil {
@@ -209,7 +211,7 @@ func (r registry) fillIn(ctx context.Context, obj runtime.Object) error {
 	return fillIn(obj, func() ([]*rbacv1.ClusterRole, error) { return rolesOf(r.aggregated.rows.AllAt(ctx, past)) })
 }
 
-// filledWatch is a watch of stored ClusterRoles that fills in their rules.
+// filledWatch is a watch of stored ClusterRoles that fills in the aggregated rules.
 type filledWatch struct {
 	watch.Interface
 	cancel  context.CancelFunc
@@ -257,7 +259,7 @@ func aggregatedInternal(role *rbac.ClusterRole, all []*rbacv1.ClusterRole) ([]rb
 }
 
 // Aggregate returns the rules that upstream's controller would write into a role with an aggregation rule: selector by
-// selector, in the order of the roles' names, without repeats. It takes the rules that the selected roles have stored.
+// selector, in the order of the roles' names, without repeats. It takes the selected roles' stored rules.
 func Aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	all = slices.SortedFunc(slices.Values(all), func(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	rules := []rbacv1.PolicyRule{}

@@ -42,7 +42,7 @@ func (r Authorizer) RulesFor(ctx context.Context, who user.Info, namespace strin
 	return r.upstream.RulesFor(ctx, who, namespace)
 }
 
-// Resolver is upstream's resolver over the index. With it, upstream's registries check that no user grants more rights
+// Resolver is upstream's resolver over the index. Upstream's registries use it to check that no user grants more rights
 // than the user has. It is safe for concurrent use.
 type Resolver struct {
 	*validation.DefaultRuleResolver
@@ -70,15 +70,15 @@ func (r Resolver) VisitRulesFor(ctx context.Context, who user.Info, namespace st
 	r.DefaultRuleResolver.VisitRulesFor(ctx, who, namespace, visit)
 }
 
-// decision is one question about a user. Upstream does not tell its listers which user it asks about, so the context
-// does.
+// decision is one question about a user. It is in the context, because upstream does not tell its listers which user it
+// asks about.
 type decision struct {
 	user user.Info
-	// err is why the question could not be answered.
+	// err is the error that kept the question from being answered.
 	err error
 }
 
-// mustBeRead fails if the question could not be answered.
+// mustBeRead panics (listers.Fail) if the question could not be answered.
 func (d *decision) mustBeRead(ctx context.Context) {
 	if d.err != nil {
 		listers.Fail(ctx, fmt.Errorf("read the rules of RBAC: %w", d.err))
@@ -92,8 +92,8 @@ func decide(ctx context.Context, who user.Info) (context.Context, *decision) {
 	return context.WithValue(ctx, decisionKey{}, d), d
 }
 
-// lister answers upstream's getters and listers from the index. Role and clusterRole are what errors call a missing
-// role: upstream's authorizer and upstream's registries use different names.
+// lister answers upstream's getters and listers from the index. role and clusterRole are the resource names in errors
+// about a missing role: upstream's authorizer and upstream's registries use different ones.
 type lister struct {
 	index             *Index
 	role, clusterRole string

@@ -17,20 +17,20 @@ import (
 // Index has a table of the ClusterRoleBindings, a table of the RoleBindings of each namespace in use, and the grants of
 // the roles in use.
 //
-// Each question brings the index forward to the newest view. It looks once through the events since the last question,
-// and marks what must be read again. So an answer is as new as the request, and costs only what the user's own bindings
-// cost. Nothing runs between two questions. It is safe for concurrent use.
+// Each question brings the index forward to the newest view. It goes once through the events since the last question,
+// and marks the objects that must be read again. So an answer is as new as the request, and costs only as much as the
+// user's own bindings. Nothing runs between two questions. It is safe for concurrent use.
 type Index struct {
-	// These read the objects.
+	// These indexers read the objects.
 	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
 	aggregated                                             aggregatedRoles
 
 	mu      sync.Mutex // guards the fields below and the tables; never held during a read
 	changes listers.Changes
-	// cluster is the table of ClusterRoleBindings; namespaced are those of RoleBindings, by namespace.
+	// cluster is the table of ClusterRoleBindings; namespaced has the tables of RoleBindings, by namespace.
 	cluster    *table
 	namespaced *cache.Cache[string, *table]
-	// granted is what roles grant; composed are the ClusterRoles among them whose rules come from others.
+	// granted has the grants of roles; composed has those ClusterRoles among them whose rules come from other roles.
 	granted  *cache.Cache[roleName, *grant]
 	composed map[roleName]bool
 }
@@ -38,7 +38,8 @@ type Index struct {
 // roleName names a Role, or a ClusterRole if the namespace is empty.
 type roleName struct{ namespace, name string }
 
-// grant is what a role grants: a Role or a ClusterRole with nothing but rules, or neither if there is no such role.
+// grant has the rules of a role, in a Role or a ClusterRole without other fields. Both are nil if there is no such
+// role.
 type grant struct {
 	role        *rbacv1.Role
 	clusterRole *rbacv1.ClusterRole
@@ -52,7 +53,7 @@ func (i *Index) forget() {
 	i.composed = map[roleName]bool{}
 }
 
-// forward looks through the events since the last question, and returns the newest view. It requires mu.
+// forward goes through the events since the last question, and returns the newest view. It requires mu.
 func (i *Index) forward() (*projection.View, error) { return i.changes.Forward(i.mark, i.forget) }
 
 // mark makes sure that a row is read again before it is used. It requires mu.
@@ -123,7 +124,7 @@ func (i *Index) tableOf(namespace string) *table {
 	return t
 }
 
-// wait returns when another request has read the table. It requires mu, but does not hold it meanwhile.
+// wait returns when the request that reads the table is done. It requires mu, but releases it while it waits.
 func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	i.mu.Unlock()
 	defer i.mu.Lock()
@@ -135,14 +136,14 @@ func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	}
 }
 
-// read reads what is marked in a table. It requires mu, but does not hold it meanwhile.
+// read reads the marked bindings of a table. It requires mu, but releases it while it reads.
 func (i *Index) read(ctx context.Context, t *table) error {
-	v, err := i.forward() // the view must have every change that is marked
+	v, err := i.forward() // the view must contain every marked change
 	if err != nil {
 		return err
 	}
 	work := t.begin()
-	defer func() { t.end(work) }() // even a panic must leave it marked
+	defer func() { t.end(work) }() // after a panic the bindings must still be marked
 	changes, err := func() (map[string]*binding, error) {
 		i.mu.Unlock()
 		defer i.mu.Lock()
@@ -153,14 +154,14 @@ func (i *Index) read(ctx context.Context, t *table) error {
 	}
 	t.change(changes, work.whole)
 	t.at, work.done = v.Revision(), true
-	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // it may take more memory than before
+	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // updates its size, which may have grown
 		i.namespaced.Remove(t.namespace)
 		i.namespaced.Add(t.namespace, t.namespace, t, t.bytes)
 	}
 	return nil
 }
 
-// grantOf returns what a role grants. It is shared.
+// grantOf returns the grant of a role. Callers share it.
 func (i *Index) grantOf(ctx context.Context, name roleName) (*grant, error) {
 	i.mu.Lock()
 	v, err := i.forward()
@@ -184,7 +185,8 @@ func (i *Index) grantOf(ctx context.Context, name roleName) (*grant, error) {
 	return g, nil
 }
 
-// unchanged reports whether what was read of a role from a view is still true and may be kept. It requires mu.
+// unchanged reports whether a role that was read from a view has not changed since, so that its grant may be kept. It
+// requires mu.
 func (i *Index) unchanged(v *projection.View, name roleName, composed bool) bool {
 	newest, err := i.forward()
 	if err != nil {
@@ -204,10 +206,10 @@ func (i *Index) rowOf(name roleName) string {
 	return i.roles.Prefix() + name.namespace + "/" + name.name
 }
 
-// grantOverhead is roughly what a role costs besides its rules. The rules take several times their encoded size.
+// grantOverhead is roughly how many bytes a role takes besides its rules, which take several times their encoded size.
 const grantOverhead = 1 << 10
 
-// readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles'
+// readRole returns the grant of a role, about how many bytes it takes, and whether it is composed of other roles'
 // rules.
 func (i *Index) readRole(ctx context.Context, v *projection.View, name roleName) (g *grant, size int, composed bool, err error) {
 	row, ok, err := v.Get(ctx, i.rowOf(name), v.Revision())

@@ -1,15 +1,15 @@
 // Package roles answers what RBAC allows, from the rules in the newest view.
 //
-// Nouns. The Index holds what RBAC's objects say, ready for the question of authorization: which bindings may apply to
-// this user? A table holds the RoleBindings of one namespace, or the ClusterRoleBindings, by the subjects that they
-// bind. A grant is what one role allows. An aggregated role is a ClusterRole whose rules come from the ClusterRoles
-// that its selectors choose.
+// Nouns. The Index holds the content of RBAC's objects, arranged for authorization's question: which bindings may apply
+// to this user? A table holds the RoleBindings of one namespace, or the ClusterRoleBindings, by subject. A grant holds
+// the rules of one role. An aggregated role is a ClusterRole whose rules come from the ClusterRoles that its selectors
+// choose.
 //
 // The path of a question:
 //
 //  1. authorizer.go puts the user into the context and asks upstream's authorizer, whose lists come from the index.
-//  2. index.go moves the index forward to the newest view, and marks what has changed since the last question.
-//  3. table.go reads what is marked in the table, and returns the bindings of the user and the user's groups.
+//  2. index.go moves the index forward to the newest view, and marks objects that have changed since the last question.
+//  3. table.go reads the marked bindings, and returns the bindings of the user and the user's groups.
 //  4. For each binding, upstream asks for its role. The index reads and keeps it. If it is aggregated, aggregate.go
 //     composes it.
 package roles
@@ -58,7 +58,8 @@ func New(c Config) *Index {
 }
 
 // NewStorage makes upstream's registries of RBAC. They return ClusterRoles with their aggregated rules. Upstream
-// refuses a user who grants more than the user has. That check asks the index, and compares aggregated rules too.
+// refuses a user who grants more rights than the user has. That check asks the index, so it also covers aggregated
+// rules.
 func (i *Index) NewStorage(granted authorizer.Authorizer, enabled serverstorage.APIResourceConfigSource, opts generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
 	info, err := rbacrest.RESTStorageProvider{Authorizer: granted}.NewRESTStorage(enabled, opts)
 	if err != nil {

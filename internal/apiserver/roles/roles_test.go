@@ -78,7 +78,7 @@ func (p *process) state(t *testing.T, o object) (*projection.View, projection.St
 	return view, state
 }
 
-// put writes an object over whatever is there.
+// put writes an object, whether or not it exists.
 func (p *process) put(t *testing.T, o object) {
 	t.Helper()
 	body, err := runtime.Encode(codec, o)
@@ -88,7 +88,7 @@ func (p *process) put(t *testing.T, o object) {
 	require.NoError(t, err)
 }
 
-// remove deletes an object if it is there.
+// remove deletes an object if it exists.
 func (p *process) remove(t *testing.T, o object) {
 	t.Helper()
 	view, state := p.state(t, o)
@@ -131,8 +131,8 @@ func visited(ctx context.Context, r validation.AuthorizationRuleResolver, who us
 	return all
 }
 
-// TestIndexIsExact: whatever is written, committed and cut off the tail, upstream's resolver finds the same rules and
-// errors, in the same order, as with lists of everything. One process is asked often, another seldom.
+// TestIndexIsExact: after any writes, commits and cuts of the tail, upstream's resolver finds the same rules and errors
+// over the index as over lists of all objects, in the same order. One process is asked often, another seldom.
 func TestIndexIsExact(t *testing.T) {
 	open := processes(t, projection.Config{Bucket: memory.New(), InlineBytes: 3000})
 	often, seldom, projector := open(), open(), open().projection
@@ -155,8 +155,7 @@ func TestIndexIsExact(t *testing.T) {
 	rules := func() []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{Verbs: []string{pick("get", "list", "watch")}, APIGroups: []string{""}, Resources: []string{fmt.Sprint("r", r.IntN(1000))}}}
 	}
-	// step writes or removes one object at random. A binding's role may not exist, and a role's rules may come from
-	// others.
+	// step writes or removes one object at random. A binding's role may not exist, and a role may be aggregated.
 	step := func() {
 		name := metav1.ObjectMeta{Name: fmt.Sprint("x", r.IntN(12)), Namespace: pick(namespaces...)}
 		global := metav1.ObjectMeta{Name: name.Name}
@@ -197,7 +196,7 @@ func TestIndexIsExact(t *testing.T) {
 			require.NoError(t, err)
 		}
 		p := often
-		if r.IntN(20) == 0 { // its view then lacks the events that it has missed
+		if r.IntN(20) == 0 { // its view then no longer has the events that it has missed
 			p = seldom
 			_, err := p.projection.Commit(t.Context())
 			require.NoError(t, err)
@@ -209,7 +208,7 @@ func TestIndexIsExact(t *testing.T) {
 			for _, namespace := range append(namespaces, "", "missing") {
 				want := visited(t.Context(), withoutIndex(p), u, namespace)
 				got := visited(t.Context(), resolver, u, namespace)
-				for i := range got { // upstream's registries say it in the plural
+				for i := range got { // upstream's registries name the resource in the plural
 					got[i] = strings.NewReplacer("roles.rbac", "role.rbac").Replace(got[i])
 				}
 				require.Equal(t, want, got, "step %d: %s in %q", n, u.GetName(), namespace)
@@ -220,11 +219,11 @@ func TestIndexIsExact(t *testing.T) {
 	require.Greater(t, rulesSeen, 10_000)
 }
 
-// TestMarksSurvive: what is marked while a table is read, or when reading it fails, is read again.
+// TestMarksSurvive: names that are marked while a table is read, or whose reading fails, are read again.
 func TestMarksSurvive(t *testing.T) {
 	p := processes(t, projection.Config{Bucket: memory.Strict(t)})()
 	table := newTable(p.index.roleBindings, "default")
-	table.mark("before") // read whole anyway
+	table.mark("before") // the whole table will be read anyway
 	require.Empty(t, table.stale)
 	work := table.begin()
 	require.True(t, work.whole)
@@ -310,7 +309,7 @@ func TestChangesWhileRulesAreRead(t *testing.T) {
 			cold, writer, bucket := coldRules(t)
 			writer.remove(t, taken)
 			var reads atomic.Int64
-			bucket.Inject(func(memory.Op, string) memory.Fault { // only now does cold learn of the removal
+			bucket.Inject(func(memory.Op, string) memory.Fault { // cold learns of the removal only now
 				if reads.Add(1) == int64(n) {
 					_, err := cold.projection.Latest(t.Context())
 					require.NoError(t, err)

@@ -21,22 +21,22 @@ import (
 // lock guards it.
 type table struct {
 	rows *listers.Indexer
-	// namespace is empty for the cluster; prefix is that of the rows.
+	// namespace is empty for the cluster; prefix is the rows' prefix.
 	namespace, prefix string
 
 	byName map[string]*binding // nil until the first read
-	// users and groups hold the bindings of each subject, sorted by name. No element of a list is ever overwritten:
-	// answers share it.
+	// users and groups hold the bindings of each subject, sorted by name. An element of a list is never overwritten,
+	// because answers share the list.
 	users, groups map[string][]*binding
 	// bytes is roughly the memory that the table takes.
 	bytes int64
 
 	// at is the revision of the view that the table was last read from.
 	at projection.Revision
-	// stale are names that must be read again; whole says that all must be.
+	// stale has the names that must be read again; whole says that all must be.
 	stale map[string]bool
 	whole bool
-	// reading is closed when the request that reads the table is done. It is nil while none does.
+	// reading is closed when the request that reads the table is done. It is nil while no request reads it.
 	reading chan struct{}
 }
 
@@ -50,7 +50,7 @@ type binding struct {
 	bytes  int64
 }
 
-// Roughly what tables and bindings take besides the encoded objects, in bytes.
+// How many bytes tables and bindings take roughly, besides the encoded objects.
 const (
 	tableOverhead   = 1 << 10
 	bindingOverhead = 600
@@ -65,7 +65,7 @@ func newTable(rows *listers.Indexer, namespace string) *table {
 	return t
 }
 
-// manyStale is how many names of a small table are read one by one at most.
+// manyStale bounds the names of a small table that are read one by one.
 const manyStale = 1000
 
 // mark makes sure that a name is read again.
@@ -82,12 +82,12 @@ func (t *table) mark(name string) {
 	}
 }
 
-// holds reports whether the table is as new as a revision up to which events have been looked through.
+// holds reports whether the table is up to date at a revision. The index must have gone through the events up to it.
 func (t *table) holds(wanted projection.Revision) bool {
 	return t.byName != nil && (t.at >= wanted || t.reading == nil && !t.whole && len(t.stale) == 0)
 }
 
-// reread is what one request reads of a table.
+// reread holds what one request has to read again of a table.
 type reread struct {
 	rows   *listers.Indexer
 	prefix string
@@ -96,14 +96,14 @@ type reread struct {
 	done   bool
 }
 
-// begin takes what is marked. The caller must call end.
+// begin takes the marked names from the table. The caller must call end.
 func (t *table) begin() *reread {
 	r := &reread{rows: t.rows, prefix: t.prefix, names: t.stale, whole: t.whole || t.byName == nil}
 	t.reading, t.stale, t.whole = make(chan struct{}), nil, false
 	return r
 }
 
-// end marks again what was not read.
+// end marks the names again that were not read.
 func (t *table) end(r *reread) {
 	close(t.reading)
 	t.reading = nil
@@ -116,7 +116,7 @@ func (t *table) end(r *reread) {
 	}
 }
 
-// read returns the bindings by name, nil for those that are gone.
+// read returns the bindings by name, nil for a binding that is gone.
 func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*binding, error) {
 	found := map[string]*binding{}
 	if r.whole {
@@ -172,7 +172,7 @@ func newBinding(object runtime.Object, encoded int) *binding {
 	return b
 }
 
-// change replaces bindings by what was read: all of them, or those with the names that were read.
+// change replaces bindings by those that were read: all bindings, or those with the names that were read.
 func (t *table) change(read map[string]*binding, whole bool) {
 	if whole {
 		t.byName, t.users, t.groups = map[string]*binding{}, map[string][]*binding{}, map[string][]*binding{}
@@ -189,7 +189,7 @@ func (t *table) change(read map[string]*binding, whole bool) {
 	}
 }
 
-// add requires that no binding has the name yet.
+// add adds a binding. The table must not have one of that name.
 func (t *table) add(b *binding) {
 	t.byName[b.name] = b
 	t.bytes += b.bytes
@@ -223,8 +223,8 @@ func (t *table) remove(b *binding) {
 
 func byName(b *binding, name string) int { return strings.Compare(b.name, name) }
 
-// eachSubject calls f with the map and the key of each of the binding's subjects. It identifies them as upstream does:
-// a service account by its user name, in the binding's namespace if it names none.
+// eachSubject calls f with the map and the key of each of the binding's subjects. It identifies subjects as upstream
+// does: a service account by its user name, and in the binding's namespace if the subject has none.
 func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
 	for _, s := range b.subjects {
 		switch s.Kind {
@@ -241,7 +241,7 @@ func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject
 }
 
 // of returns the bindings that name the user or one of the user's groups, sorted by name. If there are many, it returns
-// only the first binding to each role, since the others say the same. The list is shared.
+// only the first binding to each role, since the other bindings grant the same. The list is shared.
 func (t *table) of(who user.Info) []*binding {
 	found, several := t.users[who.GetName()], false
 	for _, group := range who.GetGroups() {
@@ -263,7 +263,7 @@ func (t *table) of(who user.Info) []*binding {
 	return found
 }
 
-// If a user has more than manyBindings bindings, only the first to each role counts.
+// If a user has more than manyBindings bindings, only the first to each role is returned.
 const manyBindings = 16
 
 func distinctRoles(found []*binding) (distinct []*binding) {
