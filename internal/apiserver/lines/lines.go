@@ -1,6 +1,6 @@
-// Package lines is the way of events to the client of a watch past upstream's handler. To wake that handler's goroutine
-// and the watch's own, and to go through its writers, costs more than to write an event to the connection. And the
-// events with which watches begin are encoded once for all.
+// Package lines sends events to the clients of watches without upstream's handler. Waking the handler's goroutine and
+// the watch's own, and going through the handler's writers, costs more than writing an event to the connection. The
+// events with which watches begin are encoded once for all watches.
 package lines
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// Wanted returns the encoding in which a watch asks for objects. It is false for one that asks for something else, a
-// Table for one.
+// Wanted returns the encoding in which a watch asks for objects. It returns false for a watch that asks for something
+// else, such as a Table.
 func Wanted(r *http.Request, s runtime.NegotiatedSerializer) (runtime.SerializerInfo, bool) {
 	if httpstream.IsUpgradeRequest(r) {
 		return runtime.SerializerInfo{}, false
@@ -36,7 +36,7 @@ func Wanted(r *http.Request, s runtime.NegotiatedSerializer) (runtime.Serializer
 	return wanted.Accepted, true
 }
 
-// anyTransform is what upstream allows, except that it allows all transformations: what wants one is recognised.
+// anyTransform allows what upstream allows, and also all transformations, so that Wanted recognises requests for them.
 type anyTransform struct{}
 
 // AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.
@@ -101,8 +101,9 @@ type Form struct {
 	verbatim      func(ctx context.Context, mediaType string) kubestore.Append
 }
 
-// NewForm returns the form of the resource's objects, which are encoded by accepted, an encoding of s. Verbatim returns
-// what encodes objects as they are stored as a media type, for the context of a watch. It may be nil, and return nil.
+// NewForm returns the form of the resource's events in the encoding 'accepted', one of those of s. verbatim returns a
+// function that encodes stored objects as a media type, for the context of a watch. verbatim may be nil, and may return
+// nil.
 func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo,
 	verbatim func(ctx context.Context, mediaType string) kubestore.Append,
 ) *Form {
@@ -130,7 +131,7 @@ type formOf struct {
 	mediaType string
 }
 
-// Of returns the form of a resource in a media type, which it makes if it has none yet. That may be nil.
+// Of returns the form of a resource in a media type. It calls newForm if it has none yet; that form may be nil.
 func (f *Forms) Of(resource schema.GroupVersionResource, mediaType string, newForm func() *Form) *Form {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,7 +156,8 @@ func (f *Form) Chunk(t watch.EventType, object runtime.Object) ([]byte, error) {
 	return serving.Chunk(frame), err
 }
 
-// Frame implements kubestore.Form. No request waits for it, which would answer for a panic of upstream's.
+// Frame implements kubestore.Form. It recovers a panic of upstream's encoders, since no request waits for it that would
+// recover and answer.
 func (f *Form) Frame(t watch.EventType, object runtime.Object) (_ []byte, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

@@ -2,15 +2,15 @@ package listers
 
 import "github.com/logplane/logplane/projection"
 
-// Changes follows rows from one question to the next, for whoever keeps something that was made of them. Its user
-// serializes the questions.
+// Changes finds the rows that have changed between two questions, for a user that keeps values computed from rows. The
+// user must serialize the questions.
 type Changes struct {
 	projection *projection.Projection
-	// seen is the revision up to which events have been looked through.
+	// seen is the revision up to which the changes have been reported.
 	seen projection.Revision
 }
 
-// NewChanges follows the rows of a projection.
+// NewChanges returns Changes of the rows of a projection.
 func NewChanges(p *projection.Projection) Changes { return Changes{projection: p} }
 
 // Forward returns the newest view. Before that it calls mark with each row that has changed since the last question, or

@@ -38,8 +38,8 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Factory is a SharedInformerFactory that informs nobody. Each typed informer's indexer reads the newest view when it
-// is asked. It has no goroutine, and is safe for concurrent use.
+// Factory is a SharedInformerFactory whose informers never call a handler. Each informer's indexer reads the newest
+// view when it is asked. A Factory has no goroutine, and is safe for concurrent use.
 type Factory struct {
 	kubeinformers.SharedInformerFactory // nil; calling an accessor that is not overridden is a programming error
 	shared                              *shared
@@ -78,7 +78,7 @@ func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInform
 	return i
 }
 
-// decoder decodes to one version what may be stored in another.
+// decoder decodes objects to one version, whatever version they are stored in.
 type decoder struct {
 	runtime.Decoder
 	version schema.GroupVersion
@@ -88,7 +88,8 @@ func newDecoder(version schema.GroupVersion) decoder {
 	return decoder{legacyscheme.Codecs.UniversalDecoder(version), version}
 }
 
-// Decode implements runtime.Decoder. Upstream's decoder converts between two versions only by way of the internal one.
+// Decode implements runtime.Decoder. Upstream's decoder does not convert directly between two external versions, so
+// this goes through the internal version.
 func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	object, stored, err := d.Decoder.Decode(data, defaults, into)
 	if err == nil || stored == nil || stored.GroupVersion() == d.version {
@@ -115,8 +116,8 @@ type Source struct {
 	// Prefix is upstream's storage prefix without slashes at its ends.
 	Prefix  string
 	Decoder runtime.Decoder
-	// Lenient leaves objects that cannot be decoded out of lists. It is safe only where a missing object allows less: a
-	// binding, a definition. It must not be set for limits: a missing limit allows more.
+	// Lenient leaves objects that cannot be decoded out of lists. It is safe only for objects whose absence allows
+	// less, such as bindings and definitions. It must not be set for limits: a missing limit allows more.
 	Lenient bool
 }
 
@@ -133,7 +134,7 @@ func (f *Factory) NewIndexer(s Source) *Indexer {
 	}
 }
 
-// ForResource is the untyped form.
+// ForResource returns the informer of a resource, without its Go type.
 func (f *Factory) ForResource(resource schema.GroupVersionResource) (kubeinformers.GenericInformer, error) {
 	kinds := scheme.Scheme.AllKnownTypes()
 	for kind := range kinds {
@@ -226,7 +227,7 @@ func (i *Informer) IsStopped() bool                             { return false }
 func (i *Informer) AddIndexers(x toolscache.Indexers) error     { return i.Indexer.AddIndexers(x) }
 func (i *Informer) GetIndexer() toolscache.Indexer              { return i.Indexer }
 
-// synced is a registration and a checker that are always done.
+// synced is a registration and a checker, both always done.
 type synced struct{}
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()

@@ -30,7 +30,7 @@ type Indexer struct {
 	shared      *shared
 	target      reflect.Type
 	decoder     runtime.Decoder
-	transformer value.Transformer // undoes encryption; nil for none
+	transformer value.Transformer // undoes encryption; nil if values are not encrypted
 	prefix      string            // of the rows, ending in a slash
 	lenient     bool
 
@@ -43,9 +43,10 @@ var _ toolscache.Indexer = (*Indexer)(nil)
 // shared is what the indexers of one factory share. It is safe for concurrent use.
 type shared struct {
 	Config
-	// decoded holds objects by revision, which is unique in a cell. Listers' objects are shared by contract.
+	// decoded holds objects by revision, which is unique in a cell. By contract, callers of listers share the objects
+	// and do not change them.
 	decoded *cache.Cache[decodedKey, runtime.Object]
-	// complaints are the revisions of objects that were found to be unreadable, so that each is logged once.
+	// complaints has the revisions of objects that could not be decoded, so that each is logged once.
 	complaints *lru.Cache[uint64, struct{}]
 }
 
@@ -54,7 +55,7 @@ type decodedKey struct {
 	revision uint64
 }
 
-// keptComplaints is how many unreadable objects are remembered, so that they are not logged again.
+// keptComplaints is how many such revisions are remembered.
 const keptComplaints = 1024
 
 func newShared(c Config) *shared {
@@ -65,7 +66,7 @@ func newShared(c Config) *shared {
 // Prefix of the rows that are read. It ends in a slash.
 func (i *Indexer) Prefix() string { return i.prefix }
 
-// View is the newest view.
+// View returns the newest view.
 func (i *Indexer) View() (*projection.View, error) {
 	v := i.shared.Projection.Current()
 	if v == nil {
@@ -80,7 +81,7 @@ func (i *Indexer) GetByKey(key string) (any, bool, error) {
 	return object, found, surely(err)
 }
 
-// Read takes 'namespace/name' or 'name', which is the rest of the row's key.
+// Read returns the object of a key 'namespace/name' or 'name', which is the rest of the row's key.
 func (i *Indexer) Read(key string) (any, bool, error) {
 	v, err := i.View()
 	if err != nil {
@@ -96,7 +97,7 @@ func (i *Indexer) Read(key string) (any, bool, error) {
 	return object, err == nil, err
 }
 
-// GetAt is GetByKey as of a view, for a writer.
+// GetAt is Read as of a view, for a writer.
 func (i *Indexer) GetAt(ctx context.Context, v *projection.View, key string) (runtime.Object, bool, error) {
 	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
 	if err != nil || !ok {
@@ -209,7 +210,7 @@ func (i *Indexer) Parse(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// surely panics if the bucket could not be read, which upstream would take for a reason to refuse.
+// surely panics if the bucket could not be read, since upstream would refuse the request because of such an error.
 func surely(err error) error {
 	var unread *projection.ReadError
 	if errors.As(err, &unread) {
@@ -237,7 +238,7 @@ func (i *Indexer) Get(obj any) (any, bool, error) {
 	return i.GetByKey(key)
 }
 
-// Index finds objects by namespace with one scan of the namespace, and by anything else with a scan of all.
+// Index scans one namespace if the index is by namespace, and all objects for any other index.
 func (i *Indexer) Index(name string, obj any) ([]any, error) {
 	f, ok := i.indexFunc(name)
 	if !ok {
@@ -342,7 +343,7 @@ func keysOf(objects []any) []string {
 	return keys
 }
 
-// errReadOnly answers a caller that tries to keep the indexer up to date, which nobody has to.
+// errReadOnly answers writes to the indexer, which needs no updates because it reads the view.
 var errReadOnly = errors.New("a lister over the view takes no writes")
 
 func (i *Indexer) Add(any) error                        { return errReadOnly }

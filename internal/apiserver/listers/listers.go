@@ -1,12 +1,13 @@
 // Package listers answers upstream's informers and listers from the newest view of the log, at the time of the call.
 //
 // Nouns. A Factory is upstream's SharedInformerFactory without a goroutine: its informers never call a handler. An
-// Indexer is what an informer would fill. This one holds nothing and reads the view. So each of upstream's listers is
-// exact: it shows what was acknowledged before the request began, because each request catches up first.
+// Indexer stands in for the store that an informer would fill: it holds nothing and reads the view. So each of
+// upstream's listers is exact: it shows every write that was acknowledged before the request began, because each
+// request catches up first.
 //
-// Most of upstream's listers have no context, and many no error; where they have one, upstream takes it for a refusal.
-// A read is bounded by a timeout of its own, and a read that fails panics with Unreadable. Catch makes an error of it
-// where there is a place for one, and the server answers it as any other.
+// Most of upstream's listers take no context, so a read has its own timeout. Many return no error, and upstream takes
+// an error of the others for a refusal. So a read that fails panics with Unreadable. Catch turns the panic into an
+// error in code that can return one, and the server answers other panics with Unreadable.
 package listers
 
 import (
@@ -42,23 +43,23 @@ type Storage interface {
 // ErrNoView says that a lister was asked before the process had ever caught up. Every request catches up first.
 var ErrNoView = errors.New("no view of the log has been read yet")
 
-// Unreadable is what a lister panics with where upstream's interface has no place for an error.
+// Unreadable is the value of a lister's panic when a read fails and upstream's interface cannot return the error.
 type Unreadable struct{ Err error }
 
 // Error implements error, for Return.
 func (u Unreadable) Error() string { return u.Err.Error() }
 
-// Unwrap returns what could not be read.
+// Unwrap returns the error of the read.
 func (u Unreadable) Unwrap() error { return u.Err }
 
-// Fail panics with an error that is no answer to the request in whose context it is. The server still knows it if
-// upstream makes a text of the panic.
+// Fail panics with an error that must not be taken for a refusal of the context's request. It also records the error in
+// the context, so that the server finds it even if upstream recovers the panic and keeps only its text.
 func Fail(ctx context.Context, err error) {
 	kubestore.Unread(ctx, err)
 	panic(Unreadable{err})
 }
 
-// Catch returns as an answer what a lister panicked with. It must be deferred.
+// Catch turns a lister's panic into an error that answers the request. It must be deferred.
 func Catch(ctx context.Context, err *error) {
 	switch reason := recover().(type) {
 	case nil:
@@ -69,7 +70,7 @@ func Catch(ctx context.Context, err *error) {
 	}
 }
 
-// Return is Catch where there is no request to answer: the error IsUnreadable. It must be deferred.
+// Return is Catch for code without a request to answer: IsUnreadable is true of the error. It must be deferred.
 func Return(err *error) {
 	switch reason := recover().(type) {
 	case nil:
@@ -80,11 +81,11 @@ func Return(err *error) {
 	}
 }
 
-// IsUnreadable reports whether an error is about what could not be read, rather than about what was.
+// IsUnreadable reports whether an error is that of a read which failed, rather than about the content that was read.
 func IsUnreadable(err error) bool { return errors.As(err, &Unreadable{}) }
 
-// IsUndecodable reports whether an object could not be read because its stored value is not what it should be. Such an
-// object stays unreadable. A value that cannot be decrypted is different, because the next try may succeed.
+// IsUndecodable reports whether the stored value of an object cannot be decoded. Reading it again will not help, unlike
+// a value that cannot be decrypted, for which the next try may succeed.
 func IsUndecodable(err error) bool {
 	undecodable := (*undecodableError)(nil)
 	return errors.As(err, &undecodable)

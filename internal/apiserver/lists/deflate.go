@@ -10,11 +10,11 @@ import (
 	"github.com/klauspost/compress/flate"
 )
 
-// level is the fastest. The next ones take half as long again for a few per cent.
+// level is the fastest level. The next levels take half as long again to save a few per cent.
 const level = flate.BestSpeed
 
-// packed is compressed, and can be joined with others of its encoding in any order. For gzip it is a part of a stream
-// of RFC 1951 that ends at a byte's boundary and refers to nothing before it. For zstd it is a frame.
+// packed is a compressed part, which can be joined with other parts of its encoding in any order. In gzip it is a part
+// of a stream of RFC 1951 that ends at a byte boundary and does not refer to earlier parts. In zstd it is a frame.
 type packed struct {
 	encoding encoding
 	bytes    []byte
@@ -69,13 +69,14 @@ func (p *packed) inflate() ([]byte, error) {
 	return plain, err
 }
 
-// gzipHeader is that of RFC 1952, without a name or a time. lastBlock is an empty stored block that ends the stream.
+// gzipHeader is the header of RFC 1952, without a name or a time. lastBlock is an empty stored block that ends the
+// stream.
 var (
 	gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}
 	lastBlock  = []byte{1, 0, 0, 0xff, 0xff}
 )
 
-// joiner writes one member of gzip that is made of parts.
+// joiner joins parts into one member of gzip.
 type joiner struct {
 	w      io.Writer
 	length uint32
@@ -87,7 +88,7 @@ func newJoiner(w io.Writer) (*joiner, error) {
 	return &joiner{w: w}, err
 }
 
-// add adds a part that is compressed.
+// add adds a compressed part.
 func (j *joiner) add(d *packed) error {
 	j.crc = combine(j.crc, d.crc, d.length)
 	j.length += uint32(d.length)
@@ -98,7 +99,7 @@ func (j *joiner) add(d *packed) error {
 // mostStored is how many bytes a stored block may have.
 const mostStored = 1<<16 - 1
 
-// store adds bytes that are not worth to be compressed.
+// store adds bytes uncompressed.
 func (j *joiner) store(plain []byte) error {
 	j.crc = crc32.Update(j.crc, crc32.IEEETable, plain)
 	j.length += uint32(len(plain))
@@ -123,8 +124,9 @@ func (j *joiner) end() error {
 	return err
 }
 
-// combine is the checksum of two parts, of which the second has so many bytes. Go's library has no such function. As
-// zlib does, it multiplies the first checksum by x^(8·length) modulo the polynomial, in the reflected form.
+// combine returns the checksum of two parts together, from their checksums and the length of the second part in bytes.
+// Go's library has no such function. Like zlib, it multiplies the first checksum by x^(8·length) modulo the polynomial,
+// in the reflected form.
 func combine(first, second uint32, length int) uint32 {
 	power := uint32(1) << 31 // x^0
 	for n, k := uint(length), 3; n > 0; n, k = n>>1, k+1 {
@@ -135,7 +137,7 @@ func combine(first, second uint32, length int) uint32 {
 	return multiply(power, first) ^ second
 }
 
-// squares are x^(2^k). The powers repeat: x^(2^32) is x again.
+// squares has x^(2^k). The powers repeat: x^(2^32) is x again.
 var squares = func() (s [32]uint32) {
 	s[0] = 1 << 30
 	for k := 1; k < len(s); k++ {

@@ -28,7 +28,7 @@ func TestCombine(t *testing.T) {
 	}
 }
 
-// TestJoiner: any parts in any order are one member of gzip.
+// TestJoiner: any parts in any order make one member of gzip.
 func TestJoiner(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
@@ -59,7 +59,7 @@ func TestJoiner(t *testing.T) {
 	}
 }
 
-// TestFrames: any parts in any order are what a decoder of zstd makes of them.
+// TestFrames: a decoder of zstd decodes any parts in any order.
 func TestFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
@@ -96,8 +96,8 @@ func TestWantedEncoding(t *testing.T) {
 	}
 }
 
-// TestPiecesHoldWhatTheyCount: a piece that was made unpacked holds no more than it has counted once it is
-// needed deflated, also if its content cannot be compressed.
+// TestPiecesHoldWhatTheyCount: a piece that was made plain and is then needed deflated takes no more bytes than it has
+// counted, even if its content cannot be compressed.
 func TestPiecesHoldWhatTheyCount(t *testing.T) {
 	random := make([]byte, 64<<10)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
@@ -118,7 +118,7 @@ func TestPiecesHoldWhatTheyCount(t *testing.T) {
 	}
 }
 
-// TestPiecesBecomeDense: what is long and can be shorter is kept so if that is asked for, and read as it was, whatever
+// TestPiecesBecomeDense: Denser shortens a piece that is long and compressible. Its items are read unchanged, whatever
 // room the reader gives.
 func TestPiecesBecomeDense(t *testing.T) {
 	random := make([]byte, 64<<10)

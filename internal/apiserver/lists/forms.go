@@ -10,19 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// form is an encoding of lists. A list without items, with others spliced in, is the list with these.
+// form is an encoding of lists. Encoded items can be cut out of a list in it, and spliced into a list without items.
 type form interface {
-	// items are those of an encoded list, as they stand there, given the same list without any.
+	// items returns the encoded items of an encoded list, given the same list without items.
 	items(list, empty []byte) ([]byte, error)
-	// split cuts a list without items where they belong. So many items of so many bytes follow the first part, with the
-	// separator between pieces.
+	// split cuts a list without items at the place of the items. The caller writes count items of length bytes between
+	// the two parts, with the separator between pieces.
 	split(empty []byte, count, length int) (before, after []byte, err error)
 	separator() []byte
-	// sized says that what comes before the items depends on their count or length.
+	// sized says that the part before the items depends on their count or length.
 	sized() bool
 }
 
-// formOf returns the form of a media type, nil if it has none. The key is that of the items.
+// formOf returns the form of a media type, nil if it has none. key is the name of the list's field with the items.
 func formOf(mediaType string, pretty bool, key string) form {
 	switch mediaType {
 	case runtime.ContentTypeJSON:
@@ -40,12 +40,13 @@ func formOf(mediaType string, pretty bool, key string) form {
 	return nil
 }
 
-// textForm is an encoding in which the items stand between two marks, and do not depend on their number or place.
+// textForm is an encoding in which the items stand between two marks, and are encoded alike whatever their number or
+// place.
 type textForm struct {
-	// none is what a list without items has in their place. It has no other meaning there: neither the kind, version,
-	// revision and continue token nor, once they are encoded, the columns of a Table hold it.
+	// none has the two texts that a list without items may have in their place. Such a list cannot contain them
+	// elsewhere: not in its kind, version, revision and continue token, nor in the encoded columns of a Table.
 	none [2]string
-	// open and end are around items, and by is between them.
+	// open and end stand around the items, and by between them.
 	open, end, by string
 }
 
@@ -57,7 +58,7 @@ func (f textForm) split(empty []byte, count, _ int) (before, after []byte, err e
 	return slices.Concat(empty[:start], []byte(f.open)), slices.Concat([]byte(f.end), empty[end:]), nil
 }
 
-// place is that of none, in the one of its ways that a list without items has.
+// place finds the text of none that a list without items has.
 func place(empty []byte, none [2]string) (start, end int, err error) {
 	for _, way := range none {
 		before, after, found := bytes.Cut(empty, []byte(way))
@@ -88,7 +89,8 @@ func within(list, before, after []byte) ([]byte, error) {
 	return items, nil
 }
 
-// protobufForm is upstream's: a prefix, and an envelope whose payload is the list's metadata and then its items.
+// protobufForm is upstream's encoding: a prefix, and an envelope whose payload is the list's metadata and then its
+// items.
 type protobufForm struct{}
 
 var protobufPrefix = []byte("k8s\x00")
@@ -133,8 +135,8 @@ func (protobufForm) split(empty []byte, _, length int) (before, after []byte, er
 func (protobufForm) separator() []byte { return nil }
 func (protobufForm) sized() bool       { return true }
 
-// cborForm is RFC 8949. The order of keys is not part of it, and upstream shuffles them. So the items of a piece, which
-// are encoded in a fixed order, may differ in that from those that upstream's handler encodes.
+// cborForm is RFC 8949. The order of keys has no meaning in it, and upstream shuffles them. So the keys of a piece's
+// items, whose order is fixed, may come in another order than upstream's handler would write.
 type cborForm struct{}
 
 // noCBORItems is the key 'items', which upstream writes as a byte string, and an empty array or null.

@@ -1,9 +1,9 @@
 // Package lists answers lists from encoded pieces that are kept (kubestore.Pieces), and compresses answers.
 //
-// Upstream's handler serves the list as ever: options, validation, errors, headers, metadata. Only, the store leaves
-// the items to us, and the handler answers with a list that has none. The items are spliced into that. A piece is made
-// by upstream's own encoder, out of a list that has no other items, so the answer is the one upstream would give, byte
-// for byte. Pieces of a Table are not kept, because it says how old the objects are.
+// Upstream's handler serves the list as usual: options, validation, errors, headers, metadata. But the store gives the
+// handler a list without items, and this package splices the encoded items into the handler's answer. Upstream's own
+// encoder makes each piece from a list with only that piece's items, so the answer is the one that upstream would give,
+// byte for byte. Pieces of a Table are not kept, because a Table shows the objects' ages.
 package lists
 
 import (
@@ -43,18 +43,21 @@ import (
 // Kind of objects that are listed.
 type Kind struct {
 	Resource schema.GroupResource
-	// Version that is asked for.
+	// Version that the request asks for.
 	Version schema.GroupVersion
-	// Serializer is what upstream's handler negotiates with. It is nil for a kind whose lists are not made of pieces.
+	// Serializer is the one from which upstream's handler negotiates the encoding. It is nil for a kind whose lists are
+	// not made of pieces.
 	Serializer runtime.NegotiatedSerializer
-	// Decorate adds to a list what is not stored, as upstream's store does when it reads. It is nil if that is nothing.
+	// Decorate adds the fields that are not stored to the items of a list, as upstream's store does when it reads. It
+	// is nil if there are none.
 	Decorate func(list runtime.Object)
-	// Convertor makes objects of the version. It is nil if they have it.
+	// Convertor converts objects to the version. It is nil if they already have it.
 	Convertor runtime.ObjectConvertor
-	// Tables returns what makes Tables, for the context in which the store answers. It is nil for a kind that has none.
+	// Tables returns the convertor to Tables, for the context in which the store answers. It is nil for a kind without
+	// Tables.
 	Tables func(context.Context) rest.TableConvertor
-	// Verbatim returns what encodes stored objects as a media type, for the context in which the store answers. It is
-	// nil for a kind whose objects must be decoded.
+	// Verbatim returns a function that encodes stored objects as a media type, for the context in which the store
+	// answers. It is nil for a kind whose objects must be decoded.
 	Verbatim func(ctx context.Context, mediaType string) kubestore.Append
 }
 
@@ -84,8 +87,8 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 	switch {
 	case err == nil:
 	case a.begun:
-		panic(http.ErrAbortHandler) // nobody must take this for the whole list
-	case errors.Is(err, errShape): // upstream's handler does something that this package does not know
+		panic(http.ErrAbortHandler) // the client must not take this for the whole list
+	case errors.Is(err, errShape): // upstream's handler encodes lists in a way that this package does not know
 		slog.ErrorContext(r.Context(), "a list could not be made of pieces, and is encoded as a whole", "error", err)
 		a.pieces, a.held = nil, false
 		a.body.Reset()
@@ -99,13 +102,13 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 // errShape says that a list does not look as expected.
 var errShape = errors.New("unexpected encoding of a list")
 
-// maker makes the pieces of one list, several at once.
+// maker makes the pieces of one list, several at the same time.
 type maker struct {
 	kubestore.Pieces
 	form form
-	// decorate is the kind's.
+	// decorate is Kind.Decorate.
 	decorate func(runtime.Object)
-	// changed makes what is encoded of a list. It is nil if that is the list itself.
+	// changed makes the object that is encoded in place of a list. It is nil if the list itself is encoded.
 	changed func(context.Context, runtime.Object) (runtime.Object, error)
 	encoder func() runtime.Encoder // made with the first piece
 
@@ -114,10 +117,10 @@ type maker struct {
 	emptyErr error
 }
 
-// buffers are what pieces are encoded in.
+// buffers has the buffers in which pieces are encoded.
 var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// mostBuffered is how large a buffer is used again. Most pieces have 256 KiB at most.
+// mostBuffered is the largest size of a buffer that is used again. Most pieces have at most 256 KiB.
 const mostBuffered = 1 << 20
 
 func buffer() (b *bytes.Buffer, done func()) {
@@ -179,8 +182,8 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 	return m
 }
 
-// anyTransform lets a request ask for any other representation, but for Tables only as text, as upstream does. One that
-// is unknown here has no pieces.
+// anyTransform allows any transformation, but Tables only in JSON and YAML, as upstream does. A list in a
+// representation that is unknown here is not made of pieces.
 type anyTransform struct{}
 
 func (anyTransform) AllowsMediaTypeTransform(_, subtype string, to *schema.GroupVersionKind) bool {
@@ -191,7 +194,7 @@ func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
 func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (kubestore.Piece, error) {
 	m.emptied.Do(func() {
-		m.emptyErr = errShape // for the others, if this panics
+		m.emptyErr = errShape // for the other pieces, if this panics
 		m.empty, m.emptyErr = m.encodeEmpty(ctx, list)
 	})
 	if m.emptyErr != nil {
@@ -209,7 +212,7 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 	return newPiece(meta.LenList(list), items, large, encoding), nil
 }
 
-// encodeEmpty encodes such a list without items.
+// encodeEmpty encodes a list of the same type without items.
 func (m *maker) encodeEmpty(ctx context.Context, list runtime.Object) ([]byte, error) {
 	none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
 	if u, ok := none.(*unstructured.UnstructuredList); ok {
@@ -223,7 +226,7 @@ func (m *maker) encodeEmpty(ctx context.Context, list runtime.Object) ([]byte, e
 	return encoded.Bytes(), err
 }
 
-// verbatim returns nil if any of the items must be decoded.
+// verbatim makes a piece of items that are encoded as stored. It returns nil if any of the items must be decoded.
 func verbatim(add kubestore.Append, items []projection.Row, separator []byte, large bool, encoding encoding) kubestore.Piece {
 	if add == nil {
 		return nil
@@ -234,11 +237,11 @@ func verbatim(add kubestore.Append, items []projection.Row, separator []byte, la
 	if encoded == nil {
 		return nil
 	}
-	b.Write(encoded) // its next user has that room
+	b.Write(encoded) // so that the buffer keeps the room for its next user
 	return newPiece(len(items), encoded, large, encoding)
 }
 
-// newPiece keeps none of the encoded items.
+// newPiece makes a piece of encoded items. It copies them.
 func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
 	p := &piece{count: count, length: len(items), encoding: encoding}
 	if large && encoding != identity {
@@ -254,7 +257,7 @@ func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
 
 func (m *maker) encode(ctx context.Context, list runtime.Object, to *bytes.Buffer) (err error) {
 	if m.decorate != nil {
-		list = list.DeepCopyObject() // others read the items, too
+		list = list.DeepCopyObject() // other requests read the items, too
 		m.decorate(list)
 	}
 	if m.changed != nil {
@@ -266,25 +269,24 @@ func (m *maker) encode(ctx context.Context, list runtime.Object, to *bytes.Buffe
 	return m.encoder().Encode(list, to)
 }
 
-// piece is kept or packed, or both if it was kept and is then needed packed.
+// piece has its items plain (kept) or compressed (packed), or both if it was plain and is later needed compressed.
 type piece struct {
 	count  int // of items
 	length int // of the items
-	// kept are the items, or a shorter block of S2 that holds them.
+	// kept has the encoded items, or a shorter block of S2 that holds them.
 	kept []byte
-	// spare is how many bytes a packed piece may take beside the kept one. It is counted from the beginning, because
-	// what a piece takes is asked once.
+	// spare is how many bytes packed may take besides kept. It counts from the beginning, because the cache asks for a
+	// piece's size only once.
 	spare    int
 	encoding encoding
 	packed   atomic.Pointer[packed]
-	// tried says that kept was to be made shorter.
+	// tried says that Denser has already tried to make kept shorter.
 	tried atomic.Bool
 }
 
 func (p *piece) isDense() bool { return p.kept != nil && len(p.kept) < p.length }
 
-// worthDense is how many bytes of items are worth to be kept shorter, if that halves them. Small lists are asked for
-// often.
+// worthDense is from how many bytes on kept items are compressed, if that halves them. Small lists are asked for often.
 const worthDense = 16 << 10
 
 // Denser implements kubestore.Piece.
@@ -328,7 +330,7 @@ func (p *piece) compressed() (*packed, error) {
 	return c, nil
 }
 
-// addTo adds the piece in its compressed form.
+// addTo calls add with the compressed piece.
 func (p *piece) addTo(add func(*packed) error) error {
 	c, err := p.compressed()
 	if err != nil {
@@ -337,7 +339,7 @@ func (p *piece) addTo(add func(*packed) error) error {
 	return add(c)
 }
 
-// plain returns the items, perhaps in the room given.
+// plain returns the encoded items. It may use room for them.
 func (p *piece) plain(room []byte) ([]byte, error) {
 	switch {
 	case p.kept == nil:
@@ -348,7 +350,7 @@ func (p *piece) plain(room []byte) ([]byte, error) {
 	return p.kept, nil
 }
 
-// large is how many bytes of a list are compressed. The figure is upstream's.
+// large is the size above which a list is compressed, in bytes. The figure is upstream's.
 const large = 128 << 10
 
 // encoding is an answer's Content-Encoding.
@@ -360,8 +362,8 @@ const (
 	byZstd   encoding = "zstd"
 )
 
-// wanted is the first encoding known here that the client names without a weight. This is upstream's way to read the
-// header, but that upstream knows gzip alone.
+// wanted returns the first encoding known here that the client names without a weight. Upstream reads the header in the
+// same way, but knows only gzip.
 func wanted(r *http.Request) encoding {
 	if !utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression) {
 		return identity
@@ -374,8 +376,8 @@ func wanted(r *http.Request) encoding {
 	return identity
 }
 
-// local says that the client is on this machine, where compression costs both sides more than it saves. What a proxy
-// forwards may go anywhere.
+// local says that the client is on this machine, where compression costs both sides more than it saves. A request that
+// a proxy forwarded does not count as local.
 func local(r *http.Request) bool {
 	for _, forwarded := range []string{"X-Forwarded-For", "Forwarded", "Via", "X-Real-Ip"} {
 		if r.Header.Get(forwarded) != "" {
@@ -386,17 +388,17 @@ func local(r *http.Request) bool {
 	return err == nil && peer.Addr().Unmap().IsLoopback()
 }
 
-// answer is what the handler writes to. It is not safe for concurrent use.
+// answer is the ResponseWriter that the handler writes to. It is not safe for concurrent use.
 type answer struct {
 	http.ResponseWriter
 	pieces *kubestore.Pieces
 	form   form
-	// encoding is that of a large answer.
+	// encoding is the encoding of the answer if it is large.
 	encoding encoding
 
 	code int
-	// held says that the answer is a list without items, which waits in body. Otherwise the body waits for whether it
-	// is worth compression.
+	// held says that body holds a list without items, until these are spliced in. Otherwise body holds the beginning of
+	// the answer, until it is known to be large.
 	held  bool
 	body  bytes.Buffer
 	begun bool
@@ -473,7 +475,8 @@ func (a *answer) end() {
 	}
 }
 
-// splice writes the list with its items. An error before the answer has begun leaves it to the caller.
+// splice writes the list with its items. After an error, if the answer has not begun, the caller can still write
+// another.
 func (a *answer) splice() error {
 	count, total := a.pieces.Size()
 	before, after, err := a.form.split(a.body.Bytes(), count, total)
@@ -502,12 +505,12 @@ func (a *answer) splice() error {
 		err = buffered.Flush()
 	}
 	if _, gone := buffered.Write(nil); gone != nil {
-		return nil // nobody waits for the rest, and the connection shows that it is missing
+		return nil // the client is gone, and if not, the broken connection tells it that the rest is missing
 	}
 	return err
 }
 
-// sink is what pieces are written to.
+// sink writes pieces in one encoding.
 type sink interface {
 	store(plain []byte) error
 	piece(*piece) error
@@ -543,7 +546,7 @@ func (a *answer) spliceTo(to sink, before, after []byte) error {
 
 type plainSink struct {
 	io.Writer
-	room []byte // for items that are kept denser
+	room []byte // for the items of dense pieces
 }
 
 func (s *plainSink) store(plain []byte) error {
@@ -553,7 +556,7 @@ func (s *plainSink) store(plain []byte) error {
 
 func (s *plainSink) piece(p *piece) error {
 	if p.isDense() && len(s.room) < p.length {
-		s.room = make([]byte, 2*p.length) // the next ones may be larger
+		s.room = make([]byte, 2*p.length) // the next pieces may be larger
 	}
 	plain, err := p.plain(s.room)
 	if err != nil {
@@ -564,5 +567,5 @@ func (s *plainSink) piece(p *piece) error {
 
 func (*plainSink) end() error { return nil }
 
-// piece adds a piece in its compressed form.
+// piece adds a compressed piece.
 func (j *joiner) piece(p *piece) error { return p.addTo(j.add) }

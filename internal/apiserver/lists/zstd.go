@@ -7,8 +7,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// framers make frames of RFC 8878. A piece has 256 KiB at most, but for large objects, so a larger window would take
-// memory for nothing.
+// framers has encoders that make frames of RFC 8878. A piece without very large objects has at most 256 KiB, so a
+// larger window would waste memory.
 var framers = sync.Pool{New: func() any {
 	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
 	if err != nil {
@@ -25,14 +25,14 @@ var unframer = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// frame makes a frame of what is plain, and nothing of nothing.
+// frame compresses bytes into a frame. No bytes make no frame.
 func frame(plain []byte) *packed {
 	e := framers.Get().(*zstd.Encoder)
 	defer framers.Put(e)
 	return &packed{encoding: byZstd, bytes: e.EncodeAll(plain, nil), length: len(plain)}
 }
 
-// frames is what frames are written to: one after another, they are all that they hold.
+// frames is a sink of frames. Frames that follow one another decode to their contents, joined.
 type frames struct{ io.Writer }
 
 func (f frames) store(plain []byte) error { return f.add(frame(plain)) }
