@@ -1,9 +1,9 @@
-// Package description tells clients what is served: discovery, plain and aggregated, and OpenAPI v2 and v3.
+// Package description describes the served API to clients: discovery, plain and aggregated, and OpenAPI v2 and v3.
 //
 // Nouns. Generated documents (spec) describe the built-in groups and are served as they are. CRDs add groups, versions
-// and documents of their own, which are made on request and kept under the state of the CRDs. So every process gives
-// the same answer, with the same ETag, as soon as the CRD is written. Remote versions are those that other API servers
-// serve. They describe themselves, so what is said of them is as new as their last answer.
+// and documents of their own, which are made on request and cached by the state of the CRDs. So every process gives the
+// same answer, with the same ETag, as soon as the CRD is written. Remote versions are served by other API servers.
+// Those servers describe them, so a remote version's description is as new as its server's last answer.
 //
 // The path of a request through the package:
 //
@@ -28,8 +28,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// moments is of how many states of the CRDs one process keeps what they make: the newest, and what requests of the past
-// have asked for.
+// moments is for how many states of the CRDs one process keeps its answers: the newest state, and states that requests
+// of the past have asked for.
 const moments = 8
 
 // Config of the handlers.
@@ -38,21 +38,22 @@ type Config struct {
 	Remotes     Remotes
 	// ExternalAddress with a port, for discovery.
 	ExternalAddress string
-	// Paths are what '/' lists in addition to the paths of discovery and OpenAPI.
+	// Paths are the paths that '/' lists in addition to those of discovery and OpenAPI.
 	Paths []string
-	// NotServed answers a request that nothing else serves. Fail answers with an error as a Status.
+	// NotServed answers a request that no other handler serves. Fail answers with an error as a Status.
 	NotServed http.Handler
 	Fail      func(http.ResponseWriter, *http.Request, error)
 	Logger    *slog.Logger
 }
 
-// Definitions reads every CRD that may be served, at the time of the call or as of the moment that its request reads.
+// Definitions reads every CRD that may be served, at the time of the call, or as of the moment that the context's
+// request reads.
 type Definitions interface {
 	AllFor(context.Context) (customresources.Set, error)
 }
 
-// served returns the CRDs and the remote APIServices that a request is to know. The servers of remote versions keep no
-// past.
+// served returns the CRDs and the remote APIServices as a request sees them. A request of the past sees no remote ones,
+// since their servers keep no past.
 func (c Config) served(ctx context.Context) (set customresources.Set, remotes []*apiregistrationv1.APIService, err error) {
 	set, err = c.Definitions.AllFor(ctx)
 	if err == nil && kubestore.PastFrom(ctx) == nil {
@@ -61,20 +62,20 @@ func (c Config) served(ctx context.Context) (set customresources.Set, remotes []
 	return set, remotes, err
 }
 
-// Remotes tells what remote API servers serve. It waits for them for seconds only, and then answers with what was known
-// of them. It must be safe for concurrent use.
+// Remotes finds out what remote API servers serve. It waits only seconds for them, and then returns what they answered
+// last. It must be safe for concurrent use.
 type Remotes interface {
 	// All returns the APIServices of remote versions at the time of the call.
 	All() ([]*apiregistrationv1.APIService, error)
-	// Discover returns what each of them serves.
+	// Discover returns what each of the APIServices' servers serves.
 	Discover(context.Context, []*apiregistrationv1.APIService) ([]apidiscoveryv2.APIVersionDiscovery, error)
-	// OpenAPIV2 returns the OpenAPI v2 document of each one's server, nil where it is not known.
+	// OpenAPIV2 returns the OpenAPI v2 document of each APIService's server, nil if it is not known.
 	OpenAPIV2(context.Context, []*apiregistrationv1.APIService) ([]*aggregation.Document, error)
-	// OpenAPIV3 returns where their OpenAPI v3 documents are, by path.
+	// OpenAPIV3 returns the locations of the APIServices' OpenAPI v3 documents, by path.
 	OpenAPIV3(context.Context, []*apiregistrationv1.APIService) (map[string]string, error)
 }
 
-// notMade says why a description could not be made, or that the request ended before it was.
+// notMade returns the error with which a description could not be made, or a timeout if the request has ended.
 func notMade(r *http.Request, err error) error {
 	if r.Context().Err() != nil {
 		return apierrors.NewTimeoutError("the request ended before its answer was made", 1)

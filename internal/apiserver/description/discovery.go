@@ -81,7 +81,7 @@ func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// build makes the handler of every path, except for that of a remote version: the request is forwarded.
+// build makes the handler of every path, except the paths of remote versions, whose requests are forwarded.
 func (x *discoveryHandler) build(set customresources.Set, remotes []*apiregistrationv1.APIService) (map[string]http.Handler, error) {
 	builtin, err := spec.Groups()
 	if err != nil {
@@ -132,7 +132,7 @@ type listed []string
 // ListedPaths implements routes.ListedPathProvider.
 func (l listed) ListedPaths() []string { return slices.Sorted(slices.Values(l)) }
 
-// negotiated answers with an object. Each answer has a new one, because the encoder writes the kind into it.
+// negotiated answers with an object. Each answer needs a new object, because the encoder writes the kind into it.
 // Kube-apiserver's aggregator answers '/apis' in the same way. Upstream's handler for other API servers leaves out the
 // apiVersion.
 func negotiated(codecs runtime.NegotiatedSerializer, object func() runtime.Object) http.Handler {
@@ -150,8 +150,8 @@ func apiGroup(g spec.Group) metav1.APIGroup {
 	return out
 }
 
-// choose answers with aggregated discovery if the client asks for it, and with the plain list otherwise. Only for the
-// former it has to ask remote servers.
+// choose answers with aggregated discovery if the client asks for it, and with the plain list otherwise. Only
+// aggregated discovery has to ask remote servers.
 func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group, remotes []*apiregistrationv1.APIService) (http.Handler, error) {
 	list, remote := &apidiscoveryv2.APIGroupDiscoveryList{}, indexRemotes(remotes)
 	for _, g := range groups {
@@ -186,7 +186,7 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group, remot
 			plain.ServeHTTP(w, r)
 			return
 		}
-		answer, tag := *list, etag // the encoder writes its kind into it
+		answer, tag := *list, etag // a copy, because the encoder writes the kind into it
 		if len(remotes) > 0 {
 			if answer.Items, tag, err = x.ask(r.Context(), list.Items, etag, remotes); err != nil {
 				x.config.Fail(w, r, notMade(r, err))
@@ -198,7 +198,7 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group, remot
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
 
-// ask fills in what remote servers serve.
+// ask fills in the versions that remote servers serve, and returns an ETag for the result.
 func (x *discoveryHandler) ask(ctx context.Context, groups []apidiscoveryv2.APIGroupDiscovery, etag string,
 	remotes []*apiregistrationv1.APIService,
 ) ([]apidiscoveryv2.APIGroupDiscovery, string, error) {
@@ -223,8 +223,8 @@ func (x *discoveryHandler) ask(ctx context.Context, groups []apidiscoveryv2.APIG
 	return groups, fmt.Sprintf("%X", sha512.Sum512(append([]byte(etag), encoded...))), nil
 }
 
-// withKinds fills in the group and version of resources that leave them out because the list has the same. Upstream
-// does so for custom resources but not for built-in ones.
+// withKinds fills in the group and version of resources that omit them because they are the list's. Upstream does so
+// for custom resources but not for built-in ones.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {
@@ -236,7 +236,7 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 }
 
 // merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a
-// version to a built-in group. What it would add to a built-in version is left out.
+// version to a built-in group. A CRD in a built-in version is left out.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)
 	for _, g := range custom {
@@ -256,8 +256,8 @@ func merge(builtin, custom []spec.Group) []spec.Group {
 	return all
 }
 
-// customGroups returns what upstream's discovery controller makes of the established CRDs: groups sorted by name, the
-// newest versions first, resources sorted by name.
+// customGroups returns the groups of the established CRDs as upstream's discovery controller does: groups sorted by
+// name, the newest versions first, resources sorted by name.
 func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
 	versions := map[string]map[string][]metav1.APIResource{}
 	for _, crd := range crds {

@@ -23,7 +23,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// documentBytes bounds the finished documents that one process keeps, compressed. The built-in ones do not count.
+// documentBytes bounds the finished documents that one process keeps, compressed. Built-in documents do not count.
 const documentBytes = 32 << 20
 
 // described is one OpenAPI document in both formats.
@@ -33,14 +33,14 @@ type described struct {
 	encode func(context.Context, spec.Format) (spec.Document, error)
 }
 
-// describer makes the documents. It leaves out and logs a CRD that it cannot describe, as upstream does. It is safe for
-// concurrent use.
+// describer makes the documents. It omits a CRD that it cannot describe, and logs that, as upstream does. It is safe
+// for concurrent use.
 type describer struct {
 	splicer
 	documents *madeOnce[documentKey, spec.Document]
 }
 
-// documentKey names a finished document. Path is 'v2' or 'v3/…'.
+// documentKey names a finished document. path is 'v2' or 'v3/…'.
 type documentKey struct {
 	path, etag string
 	format     spec.Format
@@ -56,7 +56,7 @@ func newDescriber(logger *slog.Logger) (describer, error) {
 }
 
 // overview lists what is served for one set of CRDs. Documents are made on request. Their ETags come from the CRDs, so
-// the overview needs no document.
+// an overview is made without the documents.
 type overview struct {
 	served []*apiextensionsv1.CustomResourceDefinition
 	v3     map[string]*described // of CRDs, by path
@@ -99,7 +99,7 @@ func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	return fmt.Sprintf("%X", sum.Sum(nil))
 }
 
-// v3 is the document of one version of the CRDs' group.
+// v3 returns the document of one version of the CRDs' group.
 func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) *described {
 	key := documentKey{path: "v3/apis/" + gv.String(), etag: etagOfCRDs(crds)}
 	asJSON := func(ctx context.Context) (spec.Document, error) {
@@ -136,7 +136,7 @@ func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []
 			return nil, err
 		}
 		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
-		if err == nil && len(crds) > 1 { // one that cannot be encoded must not fail the others
+		if err == nil && len(crds) > 1 { // a CRD that cannot be encoded must not fail the others
 			_, err = json.Marshal(s)
 		}
 		if err != nil {
@@ -168,7 +168,7 @@ func compress(b []byte, err error) (spec.Document, error) {
 	return spec.Document{Gzip: out.Bytes()}, nil
 }
 
-// v2 is the one document of all groups.
+// v2 returns the one document of all groups.
 func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2) *described {
 	if len(served) == 0 && len(remotes) == 0 {
 		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
@@ -187,10 +187,10 @@ func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResour
 	}}
 }
 
-// locations says where the OpenAPI v3 documents are, by path.
+// locations has the URLs of the OpenAPI v3 documents, by path.
 type locations map[string]string
 
-// locate lists the documents with their hashes.
+// locate returns the locations of the documents, whose URLs have the documents' hashes.
 func locate(builtin spec.Index, custom map[string]*described) locations {
 	all := locations{}
 	for path, etag := range builtin.V3 {
@@ -202,7 +202,7 @@ func locate(builtin spec.Index, custom map[string]*described) locations {
 	return all
 }
 
-// with returns these locations and more.
+// with returns a copy with more locations.
 func (l locations) with(more map[string]string) locations {
 	all := maps.Clone(l)
 	maps.Copy(all, more)

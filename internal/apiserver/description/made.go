@@ -9,11 +9,11 @@ import (
 )
 
 // madeOnce makes each value once and keeps values up to a total size. It drops the least recently used value first. A
-// caller who asks for a value that is being made waits for that value alone, because nothing is made under the lock. It
-// is safe for concurrent use.
+// caller waits only for the value that it asks for, because values are not made under the lock. It is safe for
+// concurrent use.
 type madeOnce[K comparable, V any] struct {
 	size   func(V) int
-	budget int // the newest is kept even if it alone is larger
+	budget int // the newest value is kept even if it alone is larger
 
 	mu     sync.Mutex
 	kept   *simplelru.LRU[K, V] // by mu
@@ -25,7 +25,7 @@ type madeOnce[K comparable, V any] struct {
 type making[V any] struct {
 	waiting int // by mu of madeOnce
 	cancel  context.CancelFunc
-	done    chan struct{} // closed once the following are set
+	done    chan struct{} // closed once value and err are set
 	value   V
 	err     error
 }
@@ -37,8 +37,8 @@ func newMadeOnce[K comparable, V any](budget int, size func(V) int) (*madeOnce[K
 	return m, err
 }
 
-// get returns the value of the key, and has it made if necessary. It ends with its context. When nobody waits any
-// longer, the context of the making ends too. Errors are not kept.
+// get returns the value of the key, and makes it if necessary. It returns early if its context ends. When the last
+// waiting caller has gone, the context of the making ends too. Errors are not kept.
 func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Context) (V, error)) (V, error) {
 	m.mu.Lock()
 	if v, ok := m.kept.Get(key); ok {
@@ -65,7 +65,7 @@ func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Con
 	one.waiting--
 	if one.waiting == 0 {
 		one.cancel()
-		m.forget(key, one) // a later caller must not get its error
+		m.forget(key, one) // a later caller must not get the error of a canceled making
 	}
 	var none V
 	return none, ctx.Err()
@@ -75,7 +75,7 @@ func (m *madeOnce[K, V]) run(ctx context.Context, key K, one *making[V], create 
 	defer close(one.done)
 	defer one.cancel()
 	func() {
-		defer func() { // no request's handler is above to recover
+		defer func() { // this goroutine has no request handler that would recover
 			if p := recover(); p != nil {
 				one.err = fmt.Errorf("panic: %v", p)
 			}

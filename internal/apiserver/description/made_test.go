@@ -51,7 +51,7 @@ func TestMadeOnceWaitsForItsOwnOnly(t *testing.T) {
 	require.Equal(t, 1, count)
 }
 
-// Work that nobody waits for ends. A later caller has the value made again.
+// Making a value ends when no caller waits for it any more. A later caller makes the value again.
 func TestMadeOnceEndsWithTheLastWhoWaits(t *testing.T) {
 	m := newLengths(t, 100)
 	ctx, leave := context.WithCancel(t.Context())

@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// openAPI serves the generated documents of the built-in groups as they were shipped, and what CRDs add, which is
+// openAPI serves the generated documents of the built-in groups as they were shipped, and those of CRDs, which are
 // computed from the newest view. It is safe for concurrent use.
 type openAPI struct {
 	config Config
@@ -62,7 +62,7 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	path := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/openapi/"), "/")
 	name := strings.TrimPrefix(path, "v3/")
-	if etag, ok := builtin.V3[name]; ok && name != path { // no CRD changes it
+	if etag, ok := builtin.V3[name]; ok && name != path { // CRDs do not change it
 		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
 	}
 	set, remotes, err := d.config.served(r.Context())
@@ -96,7 +96,7 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 	return document.serve(w, r, path)
 }
 
-// whole is the OpenAPI v2 document of all groups. What a remote server does not say of itself in time is missing.
+// whole returns the OpenAPI v2 document of all groups. It lacks remote versions whose servers do not answer in time.
 func (d *openAPI) whole(ctx context.Context, builtin spec.Index, all *overview, remotes []*apiregistrationv1.APIService) (*described, error) {
 	if len(remotes) == 0 {
 		return d.v2(builtin, all.served, nil), nil
@@ -114,7 +114,7 @@ func (d *openAPI) whole(ctx context.Context, builtin spec.Index, all *overview, 
 	return d.v2(builtin, all.served, known), nil
 }
 
-// index lists the OpenAPI v3 documents. Those of remote versions are forwarded.
+// index lists the OpenAPI v3 documents. Requests for the documents of remote versions are forwarded.
 func (d *openAPI) index(ctx context.Context, all *overview, remotes []*apiregistrationv1.APIService) ([]byte, error) {
 	if len(remotes) == 0 {
 		return all.index.encode()
@@ -132,7 +132,7 @@ func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
 }
 
-// serve negotiates as upstream does, and sends the document compressed to clients that accept that.
+// serve negotiates as upstream does, and sends the document compressed to clients that accept gzip.
 func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) error {
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
 	format, ok := negotiate(r.Header.Get("Accept"), path)
@@ -140,7 +140,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotAcceptable)
 		return nil
 	}
-	w.Header().Set("Content-Type", contentType(format, path)) // of a redirect too, which is a page otherwise
+	w.Header().Set("Content-Type", contentType(format, path)) // also for a redirect, which otherwise has a page
 	w.Header().Set("Etag", strconv.Quote(d.etag))
 	if hash := r.URL.Query().Get("hash"); hash != "" && strings.HasPrefix(path, "v3/") {
 		if hash != d.etag {
@@ -155,7 +155,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
-	if err := kubestore.TakeTurn(r.Context()); err != nil { // it is made, decompressed or sent: megabytes
+	if err := kubestore.TakeTurn(r.Context()); err != nil { // megabytes are made, decompressed or sent
 		return err
 	}
 	document, err := d.encode(r.Context(), format)
@@ -171,13 +171,13 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // fails when the client is gone, and then nobody can be told
+		_, _ = w.Write(body) // fails only if the client is gone
 	}
 	return nil
 }
 
-// known reports whether a client says that it has the document (RFC 9110, section 13.1.2). A proxy that compresses what
-// it passes on makes a tag weak.
+// known reports whether a client says that it has the document (RFC 9110, section 13.1.2). A proxy that compresses
+// answers makes their tags weak.
 func known(ifNoneMatch []string, etag string) bool {
 	for tag := range strings.SplitSeq(strings.Join(ifNoneMatch, ","), ",") {
 		tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/")
@@ -188,7 +188,7 @@ func known(ifNoneMatch []string, etag string) bool {
 	return false
 }
 
-// generation is 'v2' or 'v3'.
+// generation returns 'v2' or 'v3'.
 func generation(path string) string { return path[:2] }
 
 func contentType(f spec.Format, path string) string {

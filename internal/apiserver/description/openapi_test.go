@@ -45,7 +45,7 @@ func crdOf(plural string, versions int) *apiextensionsv1.CustomResourceDefinitio
 	return crd
 }
 
-// The parts that are made for each CRD alone add up to what upstream makes of all CRDs, in both formats.
+// The parts that are made for each CRD alone add up to the document that upstream makes of all CRDs, in both formats.
 func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	d, err := newDescriber(slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	require.Len(t, document.Paths.Path, len(whole.Paths.Paths))
 }
 
-// A change of one CRD keeps what was made for the others.
+// A change of one CRD keeps the additions that were made for the others.
 func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 	d, err := newDescriber(slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -130,12 +130,12 @@ func (d definitions) AllFor(context.Context) (customresources.Set, error) {
 	return customresources.Set{Definitions: d}, nil
 }
 
-// noRemotes knows no other API server.
+// noRemotes has no remote API servers.
 type noRemotes struct{ Remotes }
 
 func (noRemotes) All() ([]*apiregistrationv1.APIService, error) { return nil, nil }
 
-// While an OpenAPI v2 document is made, other documents are served. A wait for it ends with its request.
+// While an OpenAPI v2 document is made, other documents are served. A request that waits for it can end early.
 func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
 	h, err := NewOpenAPI(Config{
 		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, NotServed: http.NotFoundHandler(), Logger: slog.Default(),
@@ -152,7 +152,7 @@ func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
 	}
 	const plain, protoV3 = "application/json", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"
 	d := h.(*openAPI)
-	d.splicing <- struct{}{} // as if one were made
+	d.splicing <- struct{}{} // as if a document were being made
 	ctx, leave := context.WithCancel(t.Context())
 	waiting := make(chan int)
 	go func() { waiting <- get(ctx, "/openapi/v2", plain) }()

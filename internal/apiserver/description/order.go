@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// state tells apart what discovery can show before any remote server is asked.
+// state identifies what discovery can show without asking a remote server.
 type state struct {
 	definitions customresources.State
 	remotes     string
@@ -29,7 +29,7 @@ func stateOf(set customresources.Set, remotes []*apiregistrationv1.APIService) s
 	return state{set.State, all.String()}
 }
 
-// index says which of the remote APIServices is a version's.
+// index finds the remote APIService of a version in their list.
 type index map[schema.GroupVersion]int
 
 func indexRemotes(remotes []*apiregistrationv1.APIService) index {
@@ -40,8 +40,8 @@ func indexRemotes(remotes []*apiregistrationv1.APIService) index {
 	return of
 }
 
-// withRemotes puts remote versions among the local ones, in the order of upstream's priorities. They have no resources
-// here. A remote version hides a local one of the same name: a CRD's, that came later.
+// withRemotes puts remote versions among the local ones, in the order of upstream's priorities. Remote versions have no
+// resources here. A remote version hides a local version of the same name, which is of a CRD that came later.
 func withRemotes(local []spec.Group, remotes []*apiregistrationv1.APIService) []spec.Group {
 	if len(remotes) == 0 {
 		return local
@@ -69,10 +69,11 @@ func withRemotes(local []spec.Group, remotes []*apiregistrationv1.APIService) []
 	return groups
 }
 
-// aggregatorPriority is above the highest that an APIService may have: upstream lists the aggregator's own group first.
+// aggregatorPriority is above the highest priority that an APIService may have, because upstream lists the aggregator's
+// own group first.
 const aggregatorPriority = 20001
 
-// localService has the priorities of a version that this server serves.
+// localService returns an APIService with the priorities of a version that this server serves.
 func localService(version schema.GroupVersion) *apiregistrationv1.APIService {
 	managed := aggregation.Always
 	if customresources.IsBuiltin(version.Group, version.Version) {

@@ -28,16 +28,17 @@ import (
 )
 
 const (
-	// describedVersions is how many versions of one CRD OpenAPI v2 describes: the newest ones. Each costs some 5 ms
-	// and 30 KiB. No CRD that we know of has even half as many. OpenAPI v3 describes all versions.
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes: the newest ones. Each version costs some
+	// 5 ms and 30 KiB. No CRD that we know of has even half as many versions. OpenAPI v3 describes all versions.
 	describedVersions = 64
-	// additionBytes bounds the additions that one process keeps. The next document reuses those of unchanged CRDs.
+	// additionBytes bounds the additions that one process keeps. The next document reuses the additions of unchanged
+	// CRDs.
 	additionBytes = 64 << 20
 )
 
-// splicer makes OpenAPI v2 documents. For each state of a CRD, it makes once what the CRD adds. It splices that into
-// the generated document without decoding the rest, which would cost a hundred times the memory. It is safe for
-// concurrent use.
+// splicer makes OpenAPI v2 documents. For each state of a CRD, it makes the CRD's addition once. It splices additions
+// into the generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe
+// for concurrent use.
 type splicer struct {
 	logger    *slog.Logger
 	additions *madeOnce[additionKey, folded]
@@ -45,7 +46,7 @@ type splicer struct {
 	splicing chan struct{}
 }
 
-// additionKey names what one state of a CRD adds to OpenAPI v2.
+// additionKey names the addition of one state of a CRD to OpenAPI v2.
 type additionKey struct {
 	uid             types.UID
 	resourceVersion string
@@ -62,7 +63,7 @@ func leaveOut(logger *slog.Logger, crd *apiextensionsv1.CustomResourceDefinition
 	logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
 }
 
-// remoteV2 is what the server of a remote version says of itself.
+// remoteV2 is a remote version's APIService, and the OpenAPI v2 document of its server.
 type remoteV2 struct {
 	service  *apiregistrationv1.APIService
 	document *aggregation.Document
@@ -82,7 +83,7 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err != nil { // the others must still be described
+		if err != nil { // the other CRDs must still be described
 			leaveOut(d.logger, crd, "all", err)
 			continue
 		}
@@ -113,7 +114,7 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 	return g.spliceJSON(all)
 }
 
-// once makes an addition, unless it is kept.
+// once returns an addition, and makes it if it is not kept.
 func (d splicer) once(ctx context.Context, key additionKey, create func(context.Context) (addition, error)) (addition, error) {
 	kept, err := d.additions.get(ctx, key, func(ctx context.Context) (folded, error) {
 		made, err := create(ctx)
@@ -128,7 +129,7 @@ func (d splicer) once(ctx context.Context, key additionKey, create func(context.
 	return kept.unfold()
 }
 
-// additionOf is what a CRD adds to the generated document, in one format.
+// additionOf returns a CRD's addition to the generated document, in one format.
 func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
 	generated func() (generatedV2, error),
 ) (addition, error) {
@@ -148,7 +149,7 @@ func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomReso
 	})
 }
 
-// additionOfRemote is what a remote version adds to the generated document, in one format.
+// additionOfRemote returns a remote version's addition to the generated document, in one format.
 func (d splicer) additionOfRemote(ctx context.Context, r remoteV2, f spec.Format, generated func() (generatedV2, error)) (addition, error) {
 	return d.once(ctx, additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}, func(ctx context.Context) (addition, error) {
 		g, err := generated()
@@ -180,8 +181,8 @@ func decodeSections(b []byte) (sections, error) {
 	return f, nil
 }
 
-// addition is what is added to each section of the generated document, by name. An entry is JSON, or a protobuf
-// document that has nothing else in it.
+// addition has the entries that are added to each section of the generated document, by the section's name. An entry is
+// JSON, or a protobuf document with only this entry.
 type addition map[string]sections
 
 const (
@@ -190,8 +191,8 @@ const (
 	pathsSection       = "paths"
 )
 
-// folded is an addition in a tenth of its space. One whose additions are not kept is made anew for each document, and
-// very many of them take longer than a request may.
+// folded is an addition in a tenth of its space. Space matters because an addition that is not kept is made anew for
+// each document, and making very many takes longer than a request may.
 type folded []byte
 
 func fold(a addition) (folded, error) {
@@ -249,7 +250,7 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 	return g, nil
 }
 
-// customV2 is what a CRD adds to the generated document.
+// customV2 returns a CRD's addition to the generated document, in JSON.
 func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
 	var specs []*openapispec.Swagger
 	for _, version := range d.describedVersions(crd) {
@@ -271,8 +272,9 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 	return added, nil
 }
 
-// addition is what documents add to the generated one. If both have a definition of one name, upstream shares it if it
-// is the same, and renames it otherwise. Upstream gets only the definitions that both have.
+// addition returns the addition of documents to the generated document. If both have a definition of one name,
+// upstream's merge shares it if it is the same, and renames it otherwise. Of the generated definitions, the merge gets
+// only those whose names the documents use too.
 func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 	shared, err := g.shared(specs)
 	if err != nil {
@@ -310,7 +312,7 @@ func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 	return added, nil
 }
 
-// describedVersions returns the served versions, or only the newest if there are very many.
+// describedVersions returns the served versions, or only the newest of very many.
 func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
 	var served []string
 	for _, v := range crd.Spec.Versions {
@@ -327,7 +329,8 @@ func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition
 	return served[:describedVersions]
 }
 
-// shared is the part of the generated document whose names the CRD's documents use too.
+// shared returns the definitions of the generated document whose names the other documents use too, and all its
+// parameters.
 func (g generatedV2) shared(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
 	shared := &openapispec.Swagger{}
 	shared.Swagger = "2.0"
@@ -371,7 +374,7 @@ func (g generatedV2) spliceJSON(added addition) ([]byte, error) {
 	return json.Marshal(spliced)
 }
 
-// toProto converts JSON.
+// toProto converts an addition from JSON to protobuf.
 func (a addition) toProto(g generatedV2) (addition, error) {
 	document := map[string]any{"swagger": g.whole["swagger"], "info": g.whole["info"], pathsSection: struct{}{}}
 	for section, entries := range a {

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// BenchmarkOpenAPIV2OfACRD is what one new CustomResourceDefinition among a hundred costs the next document, per one.
+// BenchmarkOpenAPIV2OfACRD measures what making the document costs per CustomResourceDefinition, of a hundred new ones.
 func BenchmarkOpenAPIV2OfACRD(b *testing.B) {
 	var crds []*apiextensionsv1.CustomResourceDefinition
 	for i := range 100 {

@@ -2,8 +2,8 @@
 // each kind that is written.
 //
 // A test in internal/apiserver generates them from the registries that serve (go generate there), and fails when they
-// no longer match. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, and nothing
-// decodes them at start. Clients that accept gzip get the files as they are.
+// no longer match. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed in the binary, and
+// none is decoded at start. Clients that accept gzip get the files as they are.
 package spec
 
 import (
@@ -37,7 +37,7 @@ const (
 	Proto Format = "pb"
 )
 
-// Index names every document and its ETag, which is the same for both formats, as upstream's is.
+// Index names every document and its ETag, which is the same for both formats, as in upstream.
 type Index struct {
 	V2 string `json:"v2"`
 	// V3 by path, for example 'apis/apps/v1'.
@@ -88,7 +88,7 @@ var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](Fi
 // in. They must not be changed.
 func Versions(group string) ([]Version, error) {
 	if group != "" && !named()[group] {
-		return nil, nil // without decoding the others
+		return nil, nil // without decoding the documents of other groups
 	}
 	all, err := Groups()
 	if err != nil {
@@ -102,10 +102,11 @@ func Versions(group string) ([]Version, error) {
 	return nil, nil
 }
 
-// named are the groups that have a name, which their documents tell. A look at the files costs more than at the map.
+// named has the groups that have a name, read from the names of their documents. It is a map because looking for a file
+// costs more.
 var named = sync.OnceValue(func() map[string]bool {
 	before, after, _ := strings.Cut("data/"+FileV3("apis/*", JSON), "*")
-	documents, _ := fs.Glob(files, before+"*"+after) // it fails only for a bad pattern
+	documents, _ := fs.Glob(files, before+"*"+after) // fails only for a bad pattern
 	groups := make(map[string]bool, len(documents))
 	for _, document := range documents {
 		groups[strings.TrimSuffix(strings.TrimPrefix(document, before), after)] = true
