@@ -1,8 +1,8 @@
-// Package aggregation forwards requests to other API servers, and says who serves what.
+// Package aggregation forwards requests to other API servers, and knows which versions those serve.
 //
-// Nouns. An APIService says who serves one version of a group. A local one says that this server does. A remote one
-// names the Service of another server, a remote server. Upstream's aggregator follows APIServices with informers, and
-// asks remote servers in the background. Here both are done by the request that needs the answer.
+// Nouns. An APIService names the server of one version of a group. A local APIService stands for this server. A remote
+// one names the Service of another server, a remote server. Upstream's aggregator follows APIServices with informers,
+// and asks remote servers in the background. Here a request that needs an answer does both itself.
 //
 // The path of a request through the package:
 //
@@ -13,7 +13,7 @@
 //     for some seconds.
 //  5. storage.go stores APIServices. local.go makes the local ones, and check.go says which remote ones are available,
 //     for bootstrap and the lifecycle to write.
-//  6. trust.go publishes by what a remote server knows this one.
+//  6. trust.go publishes the certificates by which remote servers recognize this one.
 package aggregation
 
 import (
@@ -36,7 +36,7 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// Resource is APIServices.
+// Resource is the resource of APIServices.
 var Resource = apiregistrationv1.Resource("apiservices")
 
 // Prefix is upstream's storage prefix of APIServices.
@@ -45,11 +45,12 @@ const Prefix = "apiregistration.k8s.io/apiservices"
 // Config of an Aggregator.
 type Config struct {
 	Listers *listers.Factory
-	// Services finds an endpoint of a Service. Only what it finds is ever called.
+	// Services finds an endpoint of a Service. The Aggregator calls no other addresses.
 	Services webhook.ServiceResolver
 	// Dialer connects to such an endpoint.
 	Dialer *net.Dialer
-	// CertFile and KeyFile hold the certificate by which remote servers know this one. They are empty for none.
+	// CertFile and KeyFile hold the certificate by which remote servers know this one. They are empty if there is no
+	// certificate.
 	CertFile, KeyFile string
 	// Timeout is how long a remote server may take to begin its answer.
 	Timeout time.Duration
@@ -62,16 +63,16 @@ type Config struct {
 type Aggregator struct {
 	config Config
 	rows   *listers.Indexer
-	// certificate is nil for none.
+	// certificate is nil if there is none.
 	certificate *reload.Value[tls.Certificate]
-	// down are addresses that could not be reached.
+	// down has the addresses that could not be reached.
 	down *lru.Cache[string, failure]
 
 	mu      sync.Mutex
 	servers *lru.Cache[serverKey, *server] // by mu
 }
 
-// New makes an Aggregator. It reads the certificate, and calls nobody.
+// New makes an Aggregator. It reads the certificate, and calls no server.
 func New(c Config) (*Aggregator, error) {
 	a := &Aggregator{config: c, rows: c.Listers.NewIndexer(listers.Source{
 		Object: &apiregistrationv1.APIService{}, Resource: Resource, Prefix: Prefix,
@@ -91,7 +92,7 @@ func New(c Config) (*Aggregator, error) {
 	return a, err
 }
 
-// Certificate is the one by which remote servers know this one, nil for none.
+// Certificate returns the certificate by which remote servers recognize this one, nil if there is none.
 func (a *Aggregator) Certificate() *tls.Certificate {
 	if a.certificate == nil {
 		return nil
@@ -100,12 +101,12 @@ func (a *Aggregator) Certificate() *tls.Certificate {
 	return &newest
 }
 
-// Remote returns the APIService of a group version that a remote server serves, nil for any other. A version that is
-// built in is never remote. The object is shared.
+// Remote returns the APIService of a group version that a remote server serves, nil for any other version. A built-in
+// version is never remote. The object is shared.
 func (a *Aggregator) Remote(version schema.GroupVersion) (*apiregistrationv1.APIService, error) {
 	object, found, err := a.rows.Read(nameOf(version))
 	if listers.IsUndecodable(err) {
-		return nil, nil // as All leaves it out
+		return nil, nil // All leaves such an APIService out, too
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read APIService %s: %w", nameOf(version), err)
@@ -136,8 +137,8 @@ func (a *Aggregator) All() ([]*apiregistrationv1.APIService, error) {
 	return remote, nil
 }
 
-// isRemote reports whether an APIService decides who serves its version. It may be older than the check that refuses
-// one for a built-in version.
+// isRemote reports whether another server serves the version of an APIService. It is false for a built-in version: its
+// APIService may be older than the check that refuses such APIServices.
 func isRemote(service *apiregistrationv1.APIService) bool {
 	return service.Spec.Service != nil && !customresources.IsBuiltin(service.Spec.Group, service.Spec.Version)
 }
@@ -148,7 +149,7 @@ func versionOf(service *apiregistrationv1.APIService) schema.GroupVersion {
 	return schema.GroupVersion{Group: service.Spec.Group, Version: service.Spec.Version}
 }
 
-// Shrink forgets what servers have said, and closes connections that carry nothing.
+// Shrink forgets the answers of servers, and closes idle connections.
 func (a *Aggregator) Shrink() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// checkTimeout bounds a look at a server, checks how many of its endpoints are looked at.
+	// checkTimeout bounds the check of one server; checks is how many of its endpoints are tried.
 	checkTimeout = 5 * time.Second
 	checks       = 3
 )
 
-// Check says whether the server of a remote APIService can be reached. It is the condition that upstream's controller
-// writes. If its Service could not be read, nothing is known of the server, and the error says so.
+// Check returns the condition that upstream's controller writes: whether the server of a remote APIService can be
+// reached. It returns an error if the Service could not be read, since the server is then unknown.
 func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) (condition apiregistrationv1.APIServiceCondition, err error) {
 	condition = apiregistrationv1.APIServiceCondition{
 		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, LastTransitionTime: metav1.Now(),
@@ -33,7 +33,7 @@ func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APISe
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	for range checks { // each may choose another endpoint
+	for range checks { // each attempt may choose another endpoint
 		err = a.probe(ctx, service)
 		switch {
 		case err == nil:
@@ -47,7 +47,7 @@ func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APISe
 	return condition, nil
 }
 
-// missing says what the Service of a remote APIService lacks, if it cannot be called.
+// missing says what the Service of a remote APIService lacks to be called.
 func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string, err error) {
 	at, port := service.Spec.Service, portOf(service)
 	found, err := a.serviceOf(at)
@@ -74,7 +74,7 @@ func (a *Aggregator) serviceOf(at *apiregistrationv1.ServiceReference) (found *c
 	return a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
 }
 
-// probe asks the server for something that it must serve.
+// probe asks the server for the discovery of its version, which it must serve.
 func (a *Aggregator) probe(ctx context.Context, service *apiregistrationv1.APIService) error {
 	s, err := a.serverOf(service)
 	if err != nil {

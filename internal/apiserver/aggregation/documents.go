@@ -33,12 +33,12 @@ import (
 )
 
 const (
-	// mostDiscovery and mostOpenAPI bound what a server may say of itself, in bytes.
+	// mostDiscovery and mostOpenAPI bound a server's documents, in bytes.
 	mostDiscovery = 4 << 20
 	mostOpenAPI   = 8 << 20
 )
 
-// As whom upstream asks a server for its discovery, and for its OpenAPI.
+// The users as whom upstream asks a server for its discovery, and for its OpenAPI.
 var (
 	discoverer = &user.DefaultInfo{Name: "system:kube-aggregator", Groups: []string{user.SystemPrivilegedGroup}}
 	describer  = &user.DefaultInfo{Name: "system:aggregator"}
@@ -73,18 +73,19 @@ func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path stri
 	return answer{response.StatusCode, response.Header, body}, err
 }
 
-// measured says why a document is not decoded. Decoders follow it as deep as it goes, until the stack ends.
+// measured returns an error for a document that must not be decoded. Decoders recurse as deep as a document nests,
+// until the stack overflows.
 func measured(document []byte) error {
 	_, err := shape.JSON(document)
 	return err
 }
 
-// unexpected is the error of an answer that is of no use.
+// unexpected returns the error for an answer with an unusable status.
 func (n answer) unexpected(path string) error {
 	return fmt.Errorf("bad status from %s: %d", path, n.code)
 }
 
-// discovered is what a server serves. Versions is nil for a server without aggregated discovery.
+// discovered is what a server serves. versions is nil for a server without aggregated discovery.
 type discovered struct {
 	etag     string
 	versions map[schema.GroupVersion]apidiscoveryv2.APIVersionDiscovery
@@ -98,15 +99,16 @@ var discoveryCodecs = sync.OnceValue(func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme)
 })
 
-// Discover returns what the servers of remote APIServices serve, in the order of the APIServices. What cannot be
-// learned in time is stale: as it was last known, or without resources.
+// Discover returns what the servers of remote APIServices serve, in the order of the APIServices. A version whose
+// server does not answer in time is marked stale, with the resources that were last known, or none.
 func (a *Aggregator) Discover(ctx context.Context, services []*apiregistrationv1.APIService) ([]apidiscoveryv2.APIVersionDiscovery, error) {
 	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
 		return unfresh(&s.discovery, func(ctx context.Context, before *discovered) (*discovered, error) { return a.discover(ctx, s, before) })
 	}); err != nil {
 		return nil, err
 	}
-	// Upstream falls back to the discovery of each version. A server that does not answer is not waited for twice.
+	// As in upstream, servers without aggregated discovery are asked for each version. A server that did not answer is
+	// not asked again.
 	if err := a.ask(ctx, services, func(s *server, version schema.GroupVersion) []func(context.Context) {
 		if known, err := s.discovery.last(); err != nil || known.versions != nil {
 			return nil
@@ -147,7 +149,7 @@ func (a *Aggregator) lastDiscovered(service *apiregistrationv1.APIService) apidi
 	return found
 }
 
-// ask runs what has to be asked of the servers of APIServices.
+// ask calls the functions that 'of' returns for the server of each APIService.
 func (a *Aggregator) ask(ctx context.Context, services []*apiregistrationv1.APIService, of func(*server, schema.GroupVersion) []func(context.Context)) error {
 	var asks []func(context.Context)
 	for _, service := range services {
@@ -161,7 +163,7 @@ func (a *Aggregator) ask(ctx context.Context, services []*apiregistrationv1.APIS
 	return askAll(ctx, asks)
 }
 
-// unfresh is how to ask for what was not asked for a while, nothing if it is fresh.
+// unfresh returns a function that asks the server, or none if the kept answer is fresh.
 func unfresh[T any](k *kept[T], f func(context.Context, T) (T, error)) []func(context.Context) {
 	if k.isFresh() {
 		return nil
@@ -223,7 +225,7 @@ func isAggregated(contentType string) bool {
 	return false
 }
 
-// withKinds fills in kinds that are missing: some clients cannot read a list without.
+// withKinds fills in missing kinds, since some clients cannot read a list without them.
 func withKinds(resources []apidiscoveryv2.APIResourceDiscovery) {
 	for i := range resources {
 		if resources[i].ResponseKind == nil {
@@ -254,8 +256,8 @@ func (a *Aggregator) discoverVersion(ctx context.Context, s *server, version sch
 	return endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
 }
 
-// OpenAPIV3 returns where the OpenAPI v3 documents of remote group versions are, by their paths below '/openapi/v3'. It
-// leaves out what was never learned.
+// OpenAPIV3 returns the locations of the OpenAPI v3 documents of remote group versions, by their paths below
+// '/openapi/v3'. It leaves out versions whose server has never answered.
 func (a *Aggregator) OpenAPIV3(ctx context.Context, services []*apiregistrationv1.APIService) (map[string]string, error) {
 	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
 		return unfresh(&s.openapi3, func(ctx context.Context, _ map[string]string) (map[string]string, error) { return a.indexOf(ctx, s) })
@@ -297,14 +299,14 @@ func (a *Aggregator) indexOf(ctx context.Context, s *server) (map[string]string,
 	return all, nil
 }
 
-// Document is the OpenAPI v2 document of a remote server, or the part of it that is about one group version.
+// Document is the OpenAPI v2 document of a remote server.
 type Document struct {
 	Etag    string
 	Swagger *spec.Swagger
 }
 
-// OpenAPIV2 returns the parts of servers' OpenAPI v2 documents that are about remote group versions, in the order of
-// the APIServices. One that was never learned is nil. They must not be changed.
+// OpenAPIV2 returns the OpenAPI v2 documents of the APIServices' servers, in the order of the APIServices. The document
+// of a server that has never answered is nil. Documents must not be changed.
 func (a *Aggregator) OpenAPIV2(ctx context.Context, services []*apiregistrationv1.APIService) ([]*Document, error) {
 	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
 		return unfresh(&s.openapi2, func(ctx context.Context, before *Document) (*Document, error) { return a.describe(ctx, s, before) })

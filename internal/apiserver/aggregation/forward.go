@@ -23,11 +23,12 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// errAnswered ends the wait of a request whose answer was passed on: it needs no place any more.
+// errAnswered says that the answer was passed on, so the request does not need a place again.
 var errAnswered = errors.New("the request was answered")
 
-// Forward sends an authorized request to the remote server that the APIService names, and passes its answer on. A slow
-// server holds no place of other requests. The context of a watch must end with this process (kubestore.EndOf).
+// Forward sends an authorized request to the remote server that the APIService names, and passes its answer on. The
+// request does not hold a place meanwhile, so a slow server does not hold up other requests. The context of a watch
+// must end with this process (kubestore.EndOf).
 func (a *Aggregator) Forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) {
 	err := kubestore.WithoutPlace(r.Context(), func() error {
 		if err := a.forward(w, r, service); err != nil {
@@ -58,7 +59,7 @@ func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *ap
 	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r)
 	defer cancelSent()
 	upgrade := httpstream.IsUpgradeRequest(r)
-	if upgrade { // the handler dials by itself, and uses of the transport only how it does
+	if upgrade { // the handler sends this itself, and uses only the transport's dialer
 		transport.SetAuthProxyHeaders(sent, user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra())
 	}
 	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, kubestore.EndOf(r.Context())})
@@ -75,10 +76,11 @@ func uidOf(u user.Info) string {
 	return ""
 }
 
-// failing answers for a server that cannot be reached, or that does not answer.
+// failing answers the client if the server cannot be reached or does not answer.
 type failing func(http.ResponseWriter, *http.Request, error)
 
-// Error implements proxy.ErrorResponder. The outcome of a write may be unknown, so it has no Retry-After (row 61).
+// Error implements proxy.ErrorResponder. The answer has no Retry-After, because the outcome of a write may be unknown
+// (row 61).
 func (f failing) Error(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
@@ -89,8 +91,8 @@ func (f failing) Error(w http.ResponseWriter, r *http.Request, err error) {
 	f(w, r, err)
 }
 
-// ending ends the body of an answer where it is, without an error, once end is closed: this process stops. A client of
-// a watch then watches again.
+// ending ends the body of an answer early and without an error once end is closed, because this process stops. The
+// client of a watch then watches again.
 type ending struct {
 	http.RoundTripper
 	end <-chan struct{}
@@ -115,7 +117,7 @@ type endingBody struct {
 	end <-chan struct{}
 }
 
-// Read implements io.Reader. The end has cancelled the request.
+// Read implements io.Reader. If end is closed, the error is that of the canceled request, and the body ends without it.
 func (b endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {

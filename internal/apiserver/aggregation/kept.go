@@ -12,24 +12,25 @@ import (
 )
 
 const (
-	// keptFor is how long an answer is used before the server is asked again. The same is true of the lack of one.
+	// keptFor is how long an answer is used before the server is asked again. The same is true of a failure to get one.
 	keptFor = 10 * time.Second
-	// patience is how long a request waits for what servers say of themselves.
+	// patience is how long a request waits for servers to describe themselves.
 	patience = 3 * time.Second
 )
 
-// kept is what a server last said of itself. It is safe for concurrent use.
+// kept is a server's last answer about itself. It is safe for concurrent use.
 type kept[T any] struct {
-	mu sync.Mutex // guards what follows
-	// value is the last answer, also after later failures. err is why there is no newer one.
+	mu sync.Mutex // guards the following fields
+	// value is the last answer, even if later requests failed. err is the error of the newest request, nil if it
+	// succeeded.
 	value T
 	err   error
 	at    time.Time
-	// asking is closed when the server has been asked; nil if nobody asks it.
+	// asking is closed when the request that is under way has ended; nil if none is.
 	asking chan struct{}
 }
 
-// last returns the last answer, and why it may be too old.
+// last returns the last answer, and an error if that may be too old.
 func (k *kept[T]) last() (T, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -50,8 +51,8 @@ func (k *kept[T]) isFresh() bool {
 // errImpatient says that the server took too long, rather than that a client gave up.
 var errImpatient = fmt.Errorf("the server did not answer within %s", patience)
 
-// ask asks the server with f, which gets the last answer. One request asks. Others that need the answer wait for it,
-// and ask themselves if its client gives up.
+// ask asks the server with f, which gets the last answer. Only one caller asks at a time. Other callers wait for its
+// answer; if its client gives up, one of them asks.
 func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)) {
 	k.mu.Lock()
 	for k.asking != nil {
@@ -64,7 +65,7 @@ func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)
 		}
 		k.mu.Lock()
 	}
-	if !k.at.IsZero() && time.Since(k.at) < keptFor { // since the caller looked
+	if !k.at.IsZero() && time.Since(k.at) < keptFor { // asked since the caller looked
 		k.mu.Unlock()
 		return
 	}
@@ -84,12 +85,12 @@ func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)
 		k.value, k.err, k.at = value, nil, time.Now()
 	case cause == errImpatient:
 		k.err, k.at = cause, time.Now()
-	case cause == nil && !listers.IsUnreadable(err): // otherwise it says nothing of the server
+	case cause == nil && !listers.IsUnreadable(err): // otherwise the error says nothing about the server
 		k.err, k.at = err, time.Now()
 	}
 }
 
-// guarded returns a panic as an error. No request's handler is above to recover it.
+// guarded calls f, and returns a panic as an error, since its goroutine has no request handler that would recover.
 func guarded[T any](ctx context.Context, before T, f func(context.Context, T) (T, error)) (value T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -99,7 +100,7 @@ func guarded[T any](ctx context.Context, before T, f func(context.Context, T) (T
 	return f(ctx, before)
 }
 
-// askAll asks servers at the same time, and not for long. The request holds no place meanwhile.
+// askAll asks servers at the same time, and waits no longer than patience. The request does not hold a place meanwhile.
 func askAll(ctx context.Context, asks []func(context.Context)) error {
 	if len(asks) == 0 {
 		return nil

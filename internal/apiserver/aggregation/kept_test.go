@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestKeptIsAskedOnce: those who need an answer at the same time wait for one. It is used for some seconds, and beyond
-// them while there is no newer one.
+// TestKeptIsAskedOnce: callers that need an answer at the same time wait for the same one. It is used for some seconds,
+// and longer while there is no newer answer.
 func TestKeptIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, asked := &kept[int]{}, 0
@@ -47,7 +47,7 @@ func TestKeptIsAskedOnce(t *testing.T) {
 	})
 }
 
-// TestAClientThatLeavesHoldsUpNobody: who waits for its answer asks then.
+// TestAClientThatLeavesHoldsUpNobody: when the client whose request asks the server leaves, a waiting request asks.
 func TestAClientThatLeavesHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kept[int]{}
@@ -70,8 +70,8 @@ func TestAClientThatLeavesHoldsUpNobody(t *testing.T) {
 	})
 }
 
-// TestAClientThatLeavesSaysNothingOfAServer: its request is no reason to think that the server does not answer. A
-// server that takes too long is one.
+// TestAClientThatLeavesSaysNothingOfAServer: a request that its client gives up does not count as a failure of the
+// server. A server that takes too long does fail.
 func TestAClientThatLeavesSaysNothingOfAServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kept[int]{}

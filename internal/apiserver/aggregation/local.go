@@ -12,19 +12,20 @@ import (
 
 // Values of upstream's label of the APIServices that a server makes for itself.
 const (
-	// OnStart is said of a built-in version. It is made when a cluster is, and again for a new version of Kubernetes.
+	// OnStart marks the APIService of a built-in version. It is made when a cluster is made, and again for a new
+	// version of Kubernetes.
 	OnStart = "onstart"
-	// Always is said of a version of custom resources. It is there as long as a CRD serves the version.
+	// Always marks the APIService of a version of custom resources. It exists as long as a CRD serves the version.
 	Always = "true"
 )
 
-// Managed returns who looks after an APIService: OnStart, Always, or nobody but users.
+// Managed returns who manages an APIService: OnStart or Always for this server, anything else for users.
 func Managed(service *apiregistrationv1.APIService) string {
 	return service.Labels[autoregister.AutoRegisterManagedLabel]
 }
 
 // Local returns the APIService of a version that this server serves itself. It returns nil for a built-in version that
-// has none: upstream's aggregator lists its own group without.
+// has none: in upstream, too, the aggregator's own group has no APIService.
 func Local(version schema.GroupVersion, managed string) *apiregistrationv1.APIService {
 	priority := controlplane.APIServicePriority{Group: 1000, Version: 100} // of custom resources
 	if managed == OnStart {
@@ -58,7 +59,8 @@ func Builtin() ([]*apiregistrationv1.APIService, error) {
 	return all, nil
 }
 
-// priorities are those of kube-apiserver. Its own half of the table is not exported; a test compares it.
+// priorities are those of kube-apiserver. One half of kube-apiserver's table is not exported; a test compares it with
+// kubePriorities.
 var priorities = func() map[schema.GroupVersion]controlplane.APIServicePriority {
 	all := controlplane.DefaultGenericAPIServicePriorities()
 	for version, priority := range kubePriorities {

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPrioritiesAreUpstreams: kube-apiserver's half of the table is the same here.
+// TestPrioritiesAreUpstreams: kubePriorities is the same as the table in kube-apiserver.
 func TestPrioritiesAreUpstreams(t *testing.T) {
 	folder, err := exec.Command("go", "list", "-find", "-f", "{{.Dir}}", "k8s.io/kubernetes/cmd/kube-apiserver/app").Output()
 	if err != nil {
@@ -39,7 +39,7 @@ func TestEveryBuiltinVersionHasAPriority(t *testing.T) {
 	require.NoError(t, err)
 	var last int32 = 20000
 	for _, s := range services {
-		if s.Spec.Group != "" { // listed apart
+		if s.Spec.Group != "" { // the core group is listed apart
 			require.LessOrEqual(t, s.Spec.GroupPriorityMinimum, last, "discovery has upstream's order")
 			last = s.Spec.GroupPriorityMinimum
 		}

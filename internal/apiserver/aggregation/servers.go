@@ -26,17 +26,17 @@ import (
 const (
 	// keptServers is how many remote servers a process keeps connections to.
 	keptServers = 64
-	// keptFailures is how many addresses are remembered that could not be reached.
+	// keptFailures is how many unreachable addresses are remembered.
 	keptFailures = 1024
 	// dialTimeout bounds connecting to a remote server, and then the handshake with it.
 	dialTimeout = 2 * time.Second
 	// downFor is how long an address that could not be reached is not tried again.
 	downFor = 5 * time.Second
-	// choices is how many endpoints of a Service are looked at to find one that is not down.
+	// choices is how many endpoints of a Service are tried to find one that is not down.
 	choices = 8
 )
 
-// serverKey is what tells remote servers apart. Many APIServices may name one server.
+// serverKey identifies a remote server. Several APIServices may name the same server.
 type serverKey struct {
 	namespace, name string
 	port            int32
@@ -83,7 +83,7 @@ func (a *Aggregator) serverOf(service *apiregistrationv1.APIService) (*server, e
 	return s, nil
 }
 
-// portOf is upstream's default for an APIService that was stored without one.
+// portOf returns an APIService's port. An APIService that was stored without one has upstream's default.
 func portOf(service *apiregistrationv1.APIService) int32 {
 	if service.Spec.Service.Port == nil {
 		return 443
@@ -97,7 +97,7 @@ type failure struct {
 	at  time.Time
 }
 
-// isDown is why an address need not be tried now, nil if it may be.
+// isDown returns the last error of an address that is not to be tried now, nil if it may be tried.
 func (a *Aggregator) isDown(address string) error {
 	if f, ok := a.down.Get(address); ok && time.Since(f.at) < downFor {
 		return f.err
@@ -105,7 +105,7 @@ func (a *Aggregator) isDown(address string) error {
 	return nil
 }
 
-// dial connects to a server. One that is down costs a wait only now and then, not for each request.
+// dial connects to a server. If the server is down, only a request now and then waits for it.
 func (a *Aggregator) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := a.isDown(address); err != nil {
 		return nil, err

@@ -28,7 +28,8 @@ type Definitions interface {
 	All() (customresources.Set, error)
 }
 
-// NewStorage makes upstream's registries of APIServices. They refuse to give a version away that this server serves.
+// NewStorage makes upstream's registries of APIServices. They refuse a remote APIService for a version that this server
+// serves.
 func NewStorage(stores *resources.Stores, definitions Definitions) (genericapiserver.APIGroupInfo, error) {
 	info := genericapiserver.NewDefaultAPIGroupInfo(apiregistration.GroupName, aggregatorscheme.Scheme, metav1.ParameterCodec, aggregatorscheme.Codecs)
 	options, err := Options(stores)
@@ -73,7 +74,7 @@ type updateStrategy struct {
 	definitions Definitions
 }
 
-// ValidateUpdate implements rest.RESTUpdateStrategy. What was remote may be changed and stay remote.
+// ValidateUpdate implements rest.RESTUpdateStrategy. An APIService that was remote may be changed and stay remote.
 func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	errs := s.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old)
 	if old.(*apiregistration.APIService).Spec.Service == nil {
@@ -83,7 +84,8 @@ func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Obj
 }
 
 // taken refuses a remote APIService of a version that this server serves. In kube-apiserver such an APIService exists
-// already, and a controller writes it back. An APIService that was there before the CRD goes on, as there.
+// already, and a controller writes it back. A remote APIService that is older than the CRD stays in effect, as in
+// kube-apiserver.
 func taken(ctx context.Context, definitions Definitions, service *apiregistration.APIService) field.ErrorList {
 	if service.Spec.Service == nil {
 		return nil

@@ -17,12 +17,12 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Trust is what a remote server must know to believe this one who a user is.
+// Trust is what a remote server must know to trust the user names that this server sends.
 type Trust struct {
-	// RequestHeaderCAFile holds the authorities of the certificate that Config.CertFile names. Without it there is
-	// nothing to publish. ClientCAFile holds the authorities of clients; empty for none.
+	// RequestHeaderCAFile holds the authorities of the certificate that Config.CertFile names. If it is empty, nothing
+	// is published. ClientCAFile holds the authorities of clients, and may be empty.
 	RequestHeaderCAFile, ClientCAFile string
-	// AllowedNames are common names that such a certificate may have; any if empty.
+	// AllowedNames are the common names that such a certificate may have. If it is empty, any name is allowed.
 	AllowedNames []string
 }
 
@@ -30,11 +30,11 @@ const (
 	trustNamespace = metav1.NamespaceSystem
 	trustName      = "extension-apiserver-authentication"
 	allowedNames   = "requestheader-allowed-names"
-	// trustAttempts bounds how often Publish tries while other processes publish too.
+	// trustAttempts bounds how often Publish tries when other processes publish at the same time.
 	trustAttempts = 5
 )
 
-// authorities are the keys of the ConfigMap that hold certificates.
+// authorities are the ConfigMap's keys whose values are certificates.
 var authorities = []string{"client-ca-file", "requestheader-client-ca-file"}
 
 // Check says what is wrong with the files.
@@ -49,7 +49,7 @@ func (t Trust) Check() error {
 }
 
 // Publish writes the ConfigMap 'extension-apiserver-authentication', which remote servers read. As in kube-apiserver,
-// it adds to what other processes have published. It writes nothing that is there already.
+// it adds to what other processes have published. If all is published already, it writes nothing.
 func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
 	if t.RequestHeaderCAFile == "" {
 		return nil
@@ -82,7 +82,7 @@ func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// data is what this process publishes. The headers are those that Forward sets.
+// data returns what this process publishes. The headers are those that Forward sets.
 func (t Trust) data() (map[string]string, error) {
 	data := map[string]string{}
 	for key, path := range map[string]string{authorities[0]: t.ClientCAFile, authorities[1]: t.RequestHeaderCAFile} {
@@ -113,7 +113,7 @@ func (t Trust) data() (map[string]string, error) {
 	return data, nil
 }
 
-// combined adds what is wanted to what was found: certificates and names that are not there yet.
+// combined adds to the found data the wanted certificates and names that are missing.
 func combined(found, wanted map[string]string) (map[string]string, error) {
 	all := maps.Clone(found)
 	if all == nil {
@@ -136,7 +136,7 @@ func combined(found, wanted map[string]string) (map[string]string, error) {
 	return all, nil
 }
 
-// union of two lists in JSON.
+// union returns the union of two lists in JSON.
 func union(found, wanted string) (string, error) {
 	var all, more []string
 	if err := json.Unmarshal([]byte(found), &all); err != nil {
@@ -154,7 +154,7 @@ func union(found, wanted string) (string, error) {
 	return string(encoded), err
 }
 
-// canonical has each certificate once, and nothing else.
+// canonical returns each certificate of a text once, and nothing else.
 func canonical(text []byte) (string, error) {
 	certificates, err := cert.ParseCertsPEM(text)
 	if err != nil {
