@@ -1,12 +1,12 @@
-// Package access asks others who a client is and what it may do.
+// Package access asks other servers who a client is and what it may do.
 //
 // Nouns. An issuer is a server of OpenID Connect. It signs tokens, which are JWTs, and publishes the keys that verify
-// them. A review is a webhook's answer to the question whose a token is. An authorizer decides whether a user may do
+// them. A review is a webhook's answer that names the user of a token. An authorizer decides whether a user may do
 // something.
 //
 // All of them are configured by files in upstream's formats, which are read again when they change. Nothing runs
-// between two requests: a request that needs a key or an answer fetches it, on a connection of its own, and it is kept
-// for the next requests. A request holds no place while it waits.
+// between two requests: a request that needs a key or an answer fetches it, on a connection of its own, and later
+// requests use it too. A request does not hold a place while it waits.
 package access
 
 import (
@@ -30,10 +30,11 @@ const (
 	maxAnswers = 8192
 )
 
-// once asks a webhook a single time. Upstream tries again after a pause, and the request would sleep meanwhile.
+// once asks a webhook a single time. By default upstream tries again after a pause, in which the request would sleep.
 var once = wait.Backoff{Steps: 1}
 
-// placed sends requests of requests that have a place. They hold none until the answer is there.
+// placed sends requests to other servers on behalf of a client's request. The client's request does not hold its place
+// until the answer has come.
 type placed struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -53,11 +54,11 @@ func (p placed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// placeless is the error of a request that has no place in which it could go on.
+// placeless is the error of a request that did not get a place again.
 type placeless struct{ error }
 
-// endPlaceless ends a request without a place, which says nothing about who asks or what they may do. Upstream has no
-// way for such an error, so it takes that of a lister that cannot read.
+// endPlaceless ends a request that did not get a place again. Upstream would take that error for a refusal of the token
+// or the request, so endPlaceless panics as a lister does that cannot read.
 func endPlaceless(err error) {
 	var lost placeless
 	if errors.As(err, &lost) {
@@ -65,7 +66,7 @@ func endPlaceless(err error) {
 	}
 }
 
-// client says how to ask the webhook that a kubeconfig leads to.
+// client returns the configuration for calls of the webhook that a kubeconfig names.
 func client(kubeconfig string) (*rest.Config, error) {
 	c, err := calls.Webhook(kubeconfig)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// Authorizer decides, and says what a user may do.
+// Authorizer decides about requests, and lists what a user may do.
 type Authorizer interface {
 	authorizer.Authorizer
 	authorizer.RuleResolver
@@ -35,8 +35,8 @@ type authorizers struct {
 	authorizer.RuleResolver
 }
 
-// NewAuthorizers reads the file, kube-apiserver's --authorization-config. It asks no webhook. The file may name
-// webhooks, and others by their type.
+// NewAuthorizers reads the file, kube-apiserver's --authorization-config. It does not ask webhooks. The file may name
+// webhooks, and the authorizers in others by their type.
 func NewAuthorizers(file string, others map[string]Authorizer) (*Authorizers, error) {
 	newest, err := reload.New(func() (authorizers, error) { return readAuthorizers(file, others) }, file)
 	if err != nil {
@@ -50,7 +50,7 @@ func (a *Authorizers) Authorize(ctx context.Context, attributes authorizer.Attri
 	return a.newest.Get().Authorize(ctx, attributes)
 }
 
-// RulesFor implements authorizer.RuleResolver. Webhooks have no rules, so theirs are missing.
+// RulesFor implements authorizer.RuleResolver. Webhooks cannot list rules, so what they allow is missing.
 func (a *Authorizers) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return a.newest.Get().RulesFor(ctx, who, namespace)
 }
@@ -88,7 +88,7 @@ func readAuthorizers(file string, others map[string]Authorizer) (authorizers, er
 	return authorizers{union.New(all...), union.NewRuleResolvers(rules...)}, nil
 }
 
-// asked is a webhook that decides.
+// asked is a webhook that authorizes requests.
 type asked struct{ *webhook.WebhookAuthorizer }
 
 // Authorize implements authorizer.Authorizer.
@@ -126,7 +126,7 @@ func newWebhook(c apiserver.AuthorizerConfiguration, compiler authorizationcel.C
 	return asked{made}, nil
 }
 
-// newMetrics are those that kube-apiserver has of webhooks that decide.
+// newMetrics returns the metrics that kube-apiserver has of authorization webhooks.
 func newMetrics() metrics.AuthorizerMetrics {
 	return struct {
 		metrics.NoopRequestMetrics

@@ -25,26 +25,26 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// IssuersConfig says whose tokens are good.
+// IssuersConfig configures the issuers whose tokens are accepted.
 type IssuersConfig struct {
 	// File is an AuthenticationConfiguration, kube-apiserver's --authentication-config.
 	File string
-	// Own are issuers whose tokens are verified otherwise, so that the file must not have them.
+	// Own are issuers whose tokens are verified elsewhere. The file must not name them.
 	Own []string
-	// NoAnonymous is where everybody may do everything: the file must not let anybody be anonymous.
+	// NoAnonymous says that the file must not allow anonymous requests, because every user may do everything.
 	NoAnonymous bool
 }
 
-// Issuers verify the tokens of others, and know which requests may be anonymous.
+// Issuers verifies tokens of external issuers, and decides which requests may be anonymous.
 type Issuers struct{ newest *reload.Value[issuers] }
 
 type issuers struct {
 	authenticator.Token
-	// anonymous is nil if nobody may be.
+	// anonymous is nil if no request may be anonymous.
 	anonymous authenticator.Request
 }
 
-// NewIssuers reads the file. It asks no issuer: the first token does.
+// NewIssuers reads the file. It does not ask the issuers; the first token does.
 func NewIssuers(c IssuersConfig) (*Issuers, error) {
 	newest, err := reload.New(c.read, c.File)
 	if err != nil {
@@ -101,7 +101,7 @@ func (c IssuersConfig) read() (made issuers, err error) {
 	return made, nil
 }
 
-// newIssuer makes upstream's verifier with keys that are fetched when they are needed.
+// newIssuer makes upstream's verifier, with a keySet that fetches keys when they are needed.
 func newIssuer(j apiserver.JWTAuthenticator, compiler authenticationcel.Compiler) (authenticator.Token, error) {
 	if j.Issuer.EgressSelectorType != "" {
 		return nil, errors.New("'issuer.egressSelectorType' must be empty: there is no egress selector")
@@ -115,13 +115,13 @@ func newIssuer(j apiserver.JWTAuthenticator, compiler authenticationcel.Compiler
 	}
 	client := &http.Client{Transport: placed{calls.Whole(calls.NewTransport(certificates, nil), maxAnswer)}}
 	keys := newKeySet(j, client)
-	j.Issuer.DiscoveryURL = "" // the keys know it; with keys of its own upstream accepts none
+	j.Issuer.DiscoveryURL = "" // keys has it, and upstream does not accept it together with a KeySet
 	return oidc.New(context.Background(), oidc.Options{
 		JWTAuthenticator: j, KeySet: keys, Client: client, Compiler: compiler, SupportedSigningAlgs: oidc.AllValidSigningAlgorithms(),
 	})
 }
 
-// decoder decodes the configurations of upstream's, strictly.
+// decoder decodes upstream's configuration files, strictly.
 var decoder = sync.OnceValue(func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)

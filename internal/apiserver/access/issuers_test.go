@@ -26,8 +26,8 @@ func newIssuers(t testing.TB, file string) *Issuers {
 	return made
 }
 
-// TestTokensOfAnIssuer: a token names user and groups if its issuer has signed it, for this API, and if it is still
-// good.
+// TestTokensOfAnIssuer: a token is accepted, and names user and groups, if its issuer has signed it for this API and it
+// has not expired.
 func TestTokensOfAnIssuer(t *testing.T) {
 	issuer, other := accesstest.NewIssuer(t), accesstest.NewIssuer(t)
 	issuers := newIssuers(t, issuer.Config(t, ""))
@@ -71,7 +71,8 @@ func TestTokensOfAnIssuer(t *testing.T) {
 
 func authorityText(i *accesstest.Issuer) string { return string(i.Certificate().Raw) }
 
-// TestGroupsElsewhere: a token that says where its groups are is refused. Asking there would outlive the request.
+// TestGroupsElsewhere: a token that only says where its groups can be fetched is refused. Fetching them would outlive
+// the request.
 func TestGroupsElsewhere(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{
@@ -83,15 +84,15 @@ func TestGroupsElsewhere(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// grow makes what is known older.
+// grow makes the known keys older.
 func (k *keySet) grow(by time.Duration) {
 	older := *k.newest.Load()
 	older.asked = older.asked.Add(-by)
 	k.newest.Store(&older)
 }
 
-// TestKeysOfAnIssuer: keys are asked for once by however many requests need them, again for the sake of a key that is
-// not known, but seldom, and again after some minutes, so that a withdrawn key does not stay good.
+// TestKeysOfAnIssuer: many requests that need keys ask for them once. Keys are asked for again for a token with an
+// unknown key, but seldom, and after some minutes, so that a withdrawn key does not stay valid.
 func TestKeysOfAnIssuer(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: issuer.URL}}, issuer.Client())
@@ -133,8 +134,8 @@ func TestKeysOfAnIssuer(t *testing.T) {
 	require.EqualValues(t, 4, issuer.Asked.Load())
 }
 
-// TestAClientThatGivesUp: a client that gives up, or that gives its request no time, does not make the question fail
-// that it asks for all.
+// TestAClientThatGivesUp: a client that gives up, or whose request has no time left, does not make the question fail
+// that it asks for all requests.
 func TestAClientThatGivesUp(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: issuer.URL}}, issuer.Client())
@@ -142,14 +143,14 @@ func TestAClientThatGivesUp(t *testing.T) {
 	leave()
 	_, err := k.VerifySignature(gone, issuer.Token(t, nil))
 	require.NoError(t, err)
-	k.turn <- struct{}{} // somebody asks
+	k.turn <- struct{}{} // another request asks
 	k.grow(2 * keyPause)
 	issuer.Rotate(t)
 	_, err = k.VerifySignature(gone, issuer.Token(t, nil))
 	require.ErrorIs(t, err, context.Canceled, "nobody waits for longer than the request")
 }
 
-// TestIssuersThatMakeNoSense: what cannot work is refused at the start, and the message names the file.
+// TestIssuersThatMakeNoSense: a configuration that cannot work is refused at the start, and the message names the file.
 func TestIssuersThatMakeNoSense(t *testing.T) {
 	const head = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration",`
 	jwt := func(issuer string) string {
@@ -179,7 +180,7 @@ func TestIssuersThatMakeNoSense(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestIssuersAreReadAgain: the file counts anew when it has changed, and one that makes no sense changes nothing.
+// TestIssuersAreReadAgain: a changed file takes effect, and an invalid one is ignored.
 func TestIssuersAreReadAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("files are looked at once a second")

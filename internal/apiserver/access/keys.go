@@ -16,24 +16,25 @@ import (
 )
 
 const (
-	// keyLife is how long keys are used before the issuer is asked again. A key that it has withdrawn is good for as
-	// long. kube-apiserver asks again only for the sake of a key that it does not know.
+	// keyLife is how long keys are used before the issuer is asked again. A key that the issuer has withdrawn stays
+	// valid for as long. kube-apiserver asks again only when it meets an unknown key.
 	keyLife = 5 * time.Minute
-	// keyPause is the time between two questions. Strangers can make tokens with unknown keys, and cause no more.
+	// keyPause is the time between two questions to the issuer. Strangers can send tokens with unknown keys, but not
+	// cause more questions.
 	keyPause = 10 * time.Second
-	// keyTimeout bounds a question.
+	// keyTimeout bounds a question to the issuer.
 	keyTimeout = 10 * time.Second
 )
 
-// keySet are the keys of one issuer. It is upstream's oidc.KeySet, and safe for concurrent use. Upstream's own fetches
-// keys in the background.
+// keySet has the keys of one issuer. It implements upstream's oidc.KeySet, and is safe for concurrent use. Upstream's
+// implementation fetches keys in the background.
 type keySet struct {
 	issuer, discovery string
 	// groups is the claim that holds the groups, empty if there is none.
 	groups string
 	client *http.Client
 
-	turn   chan struct{} // has an element while the issuer is asked
+	turn   chan struct{} // has an element while a request asks the issuer
 	newest atomic.Pointer[keys]
 }
 
@@ -41,7 +42,8 @@ type keySet struct {
 type keys struct {
 	set   jose.JSONWebKeySet
 	asked time.Time
-	// err is why the issuer's last answer was none. The keys are then those of an earlier one.
+	// err is the error of the last question, nil if it was answered. After an error the keys are those of an earlier
+	// answer.
 	err error
 }
 
@@ -71,7 +73,7 @@ func (k *keySet) VerifySignature(ctx context.Context, token string) ([]byte, err
 	return payload, k.checkGroups(payload)
 }
 
-// verify returns what the token says if one of the keys has signed it.
+// verify returns the token's payload if one of the keys has signed it.
 func (k *keys) verify(signed *jose.JSONWebSignature) (payload []byte, ok bool) {
 	if k == nil || len(signed.Signatures) != 1 {
 		return nil, false
@@ -88,14 +90,14 @@ func (k *keys) verify(signed *jose.JSONWebSignature) (payload []byte, ok bool) {
 	return nil, false
 }
 
-// stale reports whether the issuer should be asked again though the keys are good enough.
+// stale reports whether the issuer should be asked again even if the keys verify a token.
 func (k *keys) stale() bool {
 	age := time.Since(k.asked)
 	return age > keyLife || k.err != nil && age > keyPause
 }
 
-// renew returns keys that are newer than the known ones, if it is time to ask for them. One request asks, and its
-// answer is for all. The others wait for it if they must, and go on with what is known if not.
+// renew returns keys that are newer than the known ones, if it is time to ask for them. One request asks for all. Other
+// requests wait for the answer if they must, and otherwise go on with the known keys.
 func (k *keySet) renew(ctx context.Context, known *keys, must bool) *keys {
 	if known != nil && time.Since(known.asked) < keyPause {
 		return known
@@ -129,8 +131,8 @@ func (k *keySet) renew(ctx context.Context, known *keys, must bool) *keys {
 	return newer
 }
 
-// ask fetches the keys. They are for other requests as well, so neither a client that gives up nor the short deadline
-// that it gave its request makes the question fail.
+// ask fetches the keys. Other requests need them too, so the question goes on if the client gives up or its request's
+// deadline passes.
 func (k *keySet) ask(ctx context.Context) (set jose.JSONWebKeySet, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keyTimeout)
 	defer cancel()
@@ -171,8 +173,8 @@ func (k *keySet) get(ctx context.Context, url string, into any) error {
 	return nil
 }
 
-// checkGroups refuses a token that says where the groups are instead of naming them ("distributed claims"). Upstream
-// would ask there in the background.
+// checkGroups refuses a token that only says where its groups can be fetched ("distributed claims"). Upstream would
+// fetch them in the background.
 func (k *keySet) checkGroups(payload []byte) error {
 	if k.groups == "" {
 		return nil
@@ -185,7 +187,7 @@ func (k *keySet) checkGroups(payload []byte) error {
 		return nil
 	}
 	var elsewhere map[string]string
-	_ = json.Unmarshal(claims["_claim_names"], &elsewhere) // upstream says what is wrong
+	_ = json.Unmarshal(claims["_claim_names"], &elsewhere) // upstream reports malformed claims
 	if _, found := elsewhere[k.groups]; found {
 		return fmt.Errorf("the token says that the claim '%s' is elsewhere: its issuer must put it into the token", k.groups)
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// ReviewsConfig says which webhook knows whose tokens are.
+// ReviewsConfig configures the webhook that knows the users of tokens.
 type ReviewsConfig struct {
 	// File is a kubeconfig that leads to the webhook.
 	File string
-	// Version of the TokenReview that it understands, 'v1' or 'v1beta1'.
+	// Version of TokenReview that the webhook understands, 'v1' or 'v1beta1'.
 	Version string
-	// TTL is how long an answer is kept; 0 keeps none.
+	// TTL is how long an answer is kept. If it is 0, answers are not kept.
 	TTL time.Duration
-	// Audiences are those of this API.
+	// Audiences are the audiences of this API.
 	Audiences authenticator.Audiences
 }
 
@@ -38,7 +38,7 @@ func NewReviews(c ReviewsConfig) (authenticator.Token, error) {
 	}), nil
 }
 
-// reviews keeps the webhook's answers. Upstream's cache asks in a goroutine that may outlive the request.
+// reviews caches the webhook's answers. Upstream's cache would ask in a goroutine that may outlive the request.
 type reviews struct {
 	webhook authenticator.Token
 	answers *cache.LRUExpireCache
@@ -57,7 +57,8 @@ func (c ReviewsConfig) read() (*reviews, error) {
 	return &reviews{asked, cache.NewLRUExpireCache(maxAnswers), c.TTL}, nil
 }
 
-// AuthenticateToken implements authenticator.Token. Both answers of the webhook are kept, but no failure to answer.
+// AuthenticateToken implements authenticator.Token. The webhook's answers are kept, whether or not they accept the
+// token, but its failures are not.
 func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	audiences, _ := authenticator.AudiencesFrom(ctx)
 	question := questionOf(token, audiences)
@@ -70,7 +71,7 @@ func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authent
 	if err != nil {
 		return nil, false, err
 	}
-	if ok && response.User.GetName() == "" { // nobody could say who wrote what this client writes
+	if ok && response.User.GetName() == "" { // the author of this client's writes would be unknown
 		return nil, false, errors.New("the webhook says that a token is good, and not whose it is")
 	}
 	if !ok {
@@ -82,7 +83,7 @@ func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authent
 	return response, ok, nil
 }
 
-// questionOf is what an answer is kept under. No token stays in memory.
+// questionOf returns the key under which an answer is kept. It is a hash, so that tokens do not stay in memory.
 func questionOf(token string, audiences authenticator.Audiences) [sha256.Size]byte {
 	var text []byte
 	for _, part := range append([]string{token}, audiences...) {

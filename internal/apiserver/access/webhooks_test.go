@@ -64,7 +64,7 @@ func TestReviews(t *testing.T) {
 	require.ErrorContains(t, err, path)
 }
 
-// noPlace is the place of a request that gets none again.
+// noPlace is the place of a request that does not get a place again.
 type noPlace struct{ err error }
 
 func (p noPlace) Wait(_ context.Context, wait func() error) error {
@@ -74,8 +74,8 @@ func (p noPlace) Wait(_ context.Context, wait func() error) error {
 
 func (noPlace) Turn(context.Context) error { return nil }
 
-// TestNoPlaceIsNoAnswer: a request that gets no place again after a question ends with that, whatever was answered, and
-// whatever the failure policy says.
+// TestNoPlaceIsNoAnswer: if a request does not get a place again after a question, it ends with that error, whatever
+// the answer and the failure policy are.
 func TestNoPlaceIsNoAnswer(t *testing.T) {
 	busy := noPlace{apierrors.NewTooManyRequests("busy", 1)}
 	ctx := kubestore.WithPlace(t.Context(), busy)
@@ -114,19 +114,20 @@ func TestKubeconfigsOfWebhooks(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// question is a request of a user's.
+// question is a user's request.
 func question(who, verb string) authorizer.Attributes {
 	return authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who}, Verb: verb, Resource: "configmaps", Namespace: "default", ResourceRequest: true}
 }
 
-// authorizationOf writes an AuthorizationConfiguration of a webhook and RBAC. More is added to the webhook.
+// authorizationOf writes an AuthorizationConfiguration of a webhook and RBAC. more is added to the webhook.
 func authorizationOf(t testing.TB, kubeconfig, policy, more string) string {
 	return accesstest.Write(t, fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[`+
 		`{"type":"Webhook","name":"w.example","webhook":{"timeout":"5s","subjectAccessReviewVersion":"v1","matchConditionSubjectAccessReviewVersion":"v1","failurePolicy":%q,`+
 		`"connectionInfo":{"type":"KubeConfigFile","kubeConfigFile":%q}%s}},{"type":"RBAC","name":"rbac"}]}`, policy, kubeconfig, more))
 }
 
-// TestAuthorizersInOrder: what a webhook allows or denies is decided, and RBAC judges the rest. Answers are kept.
+// TestAuthorizersInOrder: a webhook's decision to allow or deny is final, and RBAC decides about other requests.
+// Answers are kept.
 func TestAuthorizersInOrder(t *testing.T) {
 	var asked atomic.Int64
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
@@ -172,7 +173,8 @@ func TestAuthorizersInOrder(t *testing.T) {
 	require.True(t, incomplete)
 }
 
-// TestAuthorizersThatMakeNoSense: what cannot work is refused at the start, and the message names the file.
+// TestAuthorizersThatMakeNoSense: a configuration that cannot work is refused at the start, and the message names the
+// file.
 func TestAuthorizersThatMakeNoSense(t *testing.T) {
 	const head = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[`
 	rbac := map[string]Authorizer{"RBAC": authorizerfactory.NewAlwaysAllowAuthorizer()}

@@ -1,13 +1,13 @@
-// Package admission decides about requests by what users have brought: webhooks and policies. Upstream calls that
+// Package admission decides about requests by the webhooks and policies that users have installed. Upstream calls that
 // dynamic admission control.
 //
 // Nouns. A webhook is a user's server that is asked about a request. A policy is a set of expressions in CEL that a
-// request must satisfy. A binding says where a policy applies, and with which params. The rules are all webhooks,
-// policies and bindings at one revision, compiled.
+// request must satisfy. A binding says where a policy applies, and with which params. Rules are all webhooks, policies
+// and bindings at one revision, compiled.
 //
-// Upstream follows changes with informers, so older rules may still decide about a request. Here a request that follows
-// a change has the rules made again first, so the change counts for the very next request on any process. A policy that
-// has not changed is not compiled again, nor are webhooks while none of their configurations changes.
+// Upstream follows changes with informers, so older rules may still decide about a request. Here the first request
+// after a change makes the rules again before they decide, so the change counts for the very next request on any
+// process. Unchanged policies are not compiled again, nor are webhooks while none of their configurations changes.
 package admission
 
 import (
@@ -45,18 +45,17 @@ import (
 type Config struct {
 	Projection *projection.Projection
 	Listers    *listers.Factory
-	// Services find webhooks that are named by a Service.
+	// Services finds the webhooks that are named by a Service.
 	Services Services
-	// Client and Instances speak to the API in this process.
+	// Client and Instances call the API in this process.
 	Client    kubernetes.Interface
 	Instances dynamic.Interface
-	// Authorizer answers expressions that ask it.
+	// Authorizer answers expressions that ask about rights.
 	Authorizer authorizer.Authorizer
-	// Types are the built-in ones.
+	// Types converts the built-in types.
 	Types managedfields.TypeConverter
-	// ResourceOf finds the resource of a policy's params. The error is a
-	// meta.NoKindMatchError if there is none. That may change with any row
-	// that has the prefix Definitions.
+	// ResourceOf finds the resource of a policy's params. The error is a meta.NoKindMatchError if there is none. The
+	// result may change with any row that has the prefix Definitions.
 	ResourceOf  func(schema.GroupVersionKind) (resource schema.GroupVersionResource, scope meta.RESTScope, err error)
 	Definitions string
 }
@@ -64,32 +63,32 @@ type Config struct {
 // Dynamic decides about requests. It is safe for concurrent use.
 type Dynamic struct {
 	config Config
-	// authorizer answers expressions that ask it.
+	// authorizer answers expressions that ask about rights.
 	authorizer *witness
 	matcher    *matching.Matcher
-	// configured is the configuration of each plugin, for who calls webhooks with credentials.
+	// configured has the configuration of each plugin, with the credentials for calls of webhooks.
 	configured map[string][]byte
-	// policies asks those that it is given.
+	// policies asks the validating policies of the rules.
 	policies generic.Dispatcher[validating.PolicyHook]
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	changes listers.Changes
-	// rules are current if not nil.
+	// rules are up to date at the revision up to which changes were reported. They are nil if they must be made again.
 	rules              *rules
 	mutating           webhookKind[*mutatingwebhook.Plugin]
 	validating         webhookKind[*validatingwebhook.Plugin]
 	validatingPolicies policyKind[*validating.Policy, *validating.PolicyBinding, validating.PolicyEvaluator]
 	mutatingPolicies   policyKind[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]
-	// compilations counts what was compiled.
+	// compilations counts compiled policies and webhook configurations.
 	compilations int64
 }
 
-// rules are what decides, as of one moment. They do not change.
+// rules are the rules at one revision. They do not change.
 type rules struct {
 	mutating   *mutatingwebhook.Plugin   // nil for no webhooks
 	validating *validatingwebhook.Plugin // nil for no webhooks
 	policies   []validating.PolicyHook
-	// mutations are asked by mutate, which is nil for none.
+	// mutate asks the mutations. It is nil if there are none.
 	mutations []mutating.PolicyHook
 	mutate    generic.Dispatcher[mutating.PolicyHook]
 }
@@ -122,15 +121,15 @@ func New(c Config) (*Dynamic, error) {
 	}, nil
 }
 
-// Compiled is how many policies have been compiled, and configurations of webhooks prepared.
+// Compiled returns how many policies and webhook configurations have been compiled.
 func (d *Dynamic) Compiled() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.compilations
 }
 
-// current returns rules that are as new as the newest view, made again if an event since the last call concerns them.
-// Only one request at a time makes them; the others need them too, and wait. A read takes as long as a lister's may.
+// current returns rules that are as new as the newest view. It makes them again if an event since the last call
+// concerns them. One request makes them, and others wait for that. The reads have the timeouts of listers.
 func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +147,7 @@ func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	return made, nil
 }
 
-// notice drops the rules if they were made of a row. It requires mu.
+// notice drops the rules if they depend on a row. It requires mu.
 func (d *Dynamic) notice(row string) {
 	for _, prefix := range []string{
 		d.mutating.configurations.Prefix(), d.validating.configurations.Prefix(), d.config.Definitions, d.validatingPolicies.policies.Prefix(), d.validatingPolicies.bindings.Prefix(),
@@ -160,7 +159,7 @@ func (d *Dynamic) notice(row string) {
 	}
 }
 
-// read makes rules of what the newest view has. It requires mu.
+// read makes the rules of the newest view. It requires mu.
 func (d *Dynamic) read() (*rules, error) {
 	made := &rules{}
 	var err error
@@ -182,7 +181,7 @@ func (d *Dynamic) read() (*rules, error) {
 	return made, nil
 }
 
-// configuration is a plugin's, nil for none.
+// configuration returns a plugin's configuration, nil if it has none.
 func (d *Dynamic) configuration(plugin string) io.Reader {
 	text, ok := d.configured[plugin]
 	if !ok {
@@ -191,8 +190,8 @@ func (d *Dynamic) configuration(plugin string) io.Reader {
 	return bytes.NewReader(text)
 }
 
-// Register registers four plugins under upstream's names. They ask
-// mutating policies and webhooks, and validating policies and webhooks.
+// Register registers four plugins under upstream's names, for mutating policies, mutating webhooks, validating policies
+// and validating webhooks.
 func (d *Dynamic) Register(plugins *admission.Plugins) {
 	p := plugin{admission.NewHandler(admission.Connect, admission.Create, admission.Delete, admission.Update), d}
 	for name, made := range map[string]admission.Interface{
@@ -213,8 +212,9 @@ type plugin struct {
 	*Dynamic
 }
 
-// judged is what judge says of a request, unless it needed what could not be read. Upstream takes that for a failure of
-// the webhook or the policy, and goes on without it where the failure policy is Ignore.
+// judged returns the result of judge, unless judge needed something that could not be read. Then it returns an answer
+// that says so. Upstream would take that for a failure of the webhook or the policy, and ignore it if the failure
+// policy is Ignore.
 func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	before := d.authorizer.failure.Load()
 	err := judge()
@@ -228,8 +228,9 @@ func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	return err
 }
 
-// witness is what expressions ask about rights. They tell it no request, and make an error of their own of a panic. So
-// it remembers the last failure, whose ever it was: a request that is judged meanwhile may be sent again.
+// witness is the authorizer that expressions ask about rights. It does not learn for which request, and upstream turns
+// its panic into an error of the expression. So it remembers the last failure, whichever request that was of. Another
+// request that is judged at the same time may fail too, and its client sends it again.
 type witness struct {
 	authorizer.Authorizer
 	failure atomic.Pointer[listers.Unreadable]
@@ -250,7 +251,7 @@ func (w *witness) Authorize(ctx context.Context, a authorizer.Attributes) (autho
 
 type mutations struct{ plugin }
 
-// Admit implements admission.MutationInterface. A request that deletes has nothing to mutate.
+// Admit implements admission.MutationInterface. A deletion has no object to mutate.
 func (p mutations) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.GetOperation() == admission.Delete || unjudged[a.GetResource().GroupResource()] {
 		return nil
@@ -288,8 +289,8 @@ func (p validatingWebhooks) Validate(ctx context.Context, a admission.Attributes
 	})
 }
 
-// unjudged are resources that no policy is asked about, as in upstream: those that policies are made of, and reviews,
-// without which a cluster cannot be repaired.
+// unjudged has the resources about which policies are not asked, as in upstream: policies and their bindings, and
+// reviews. Otherwise a policy could keep a cluster from being repaired.
 var unjudged = func() map[schema.GroupResource]bool {
 	all := map[schema.GroupResource]bool{}
 	for _, resource := range exclusion.Excluded() {

@@ -28,22 +28,23 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// policyKind is one of the two kinds of policies: P with bindings B, compiled to E. Dynamic's mu guards it.
+// policyKind is one of the two kinds of policies: policies P with bindings B, compiled to E. Dynamic's mu guards it.
 type policyKind[P, B interface {
 	runtime.Object
 	metav1.Object
 }, E generic.Evaluator] struct {
-	// These read the objects.
+	// These indexers read the objects.
 	policies, bindings *listers.Indexer
-	// policyOf is the policy that a binding names. paramsOf is nil for a policy without params.
+	// policyOf returns the name of a binding's policy. paramsOf returns the kind of a policy's params, nil for a policy
+	// without params.
 	policyOf func(B) string
 	paramsOf func(P) *admissionregistrationv1.ParamKind
 	compile  func(P) E
-	// compiled are the policies of the last rules.
+	// compiled has the policies of the last rules, by name.
 	compiled map[string]compiledPolicy[E]
 }
 
-// compiledPolicy is a policy of one revision.
+// compiledPolicy is a policy at one revision.
 type compiledPolicy[E any] struct {
 	uid       types.UID
 	revision  string
@@ -70,7 +71,7 @@ func (k *policyKind[P, B, E]) read(d *Dynamic) ([]generic.PolicyHook[P, B, E], e
 			return nil, err
 		}
 		if !found {
-			continue // it may come later than its binding
+			continue // the policy may be created after its binding
 		}
 		policy := object.(P)
 		known := k.compiled[name]
@@ -96,7 +97,7 @@ func (k *policyKind[P, B, E]) read(d *Dynamic) ([]generic.PolicyHook[P, B, E], e
 	return hooks, nil
 }
 
-// newCompiler makes the compiler of one policy, which knows its variables.
+// newCompiler makes the compiler of one policy, with the policy's variables.
 func newCompiler(variables []admissionregistrationv1.Variable, declared cel.OptionalVariableDeclarations) (*cel.CompositedCompiler, error) {
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {
@@ -110,7 +111,7 @@ func newCompiler(variables []admissionregistrationv1.Variable, declared cel.Opti
 	return compiler, nil
 }
 
-// matcherOf compiles the conditions under which a policy applies; nil for always.
+// matcherOf compiles the conditions under which a policy applies. It returns nil if the policy always applies.
 func matcherOf(compiler *cel.CompositedCompiler, conditions []admissionregistrationv1.MatchCondition, declared cel.OptionalVariableDeclarations,
 	failurePolicy *admissionregistrationv1.FailurePolicyType, name string,
 ) matchconditions.Matcher {
@@ -124,7 +125,7 @@ func matcherOf(compiler *cel.CompositedCompiler, conditions []admissionregistrat
 	return matchconditions.NewMatcher(compiler.CompileCondition(matches, declared, environment.StoredExpressions), failurePolicy, "policy", "validate", name)
 }
 
-// compileMutating is what upstream's plugin does with a mutating policy, which it does not export.
+// compileMutating compiles a mutating policy as upstream's plugin does, whose function is not exported.
 func compileMutating(policy *mutating.Policy) mutating.PolicyEvaluator {
 	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
 	compiler, err := newCompiler(policy.Spec.Variables, declared)
@@ -148,8 +149,8 @@ func compileMutating(policy *mutating.Policy) mutating.PolicyEvaluator {
 	return made
 }
 
-// compileValidating is what upstream's plugin does with a validating policy, which it does not export. An expression
-// that cannot be compiled is an error of the policy, for the failure policy to judge when a request comes.
+// compileValidating compiles a validating policy as upstream's plugin does, whose function is not exported. An
+// expression that cannot be compiled becomes an error when a request comes, and the failure policy decides about it.
 func compileValidating(policy *validating.Policy) validating.PolicyEvaluator {
 	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
 	inMessages := cel.OptionalVariableDeclarations{HasParams: declared.HasParams}
@@ -176,10 +177,10 @@ func compileValidating(policy *validating.Policy) validating.PolicyEvaluator {
 	return validating.NewValidator(condition(validations, declared), matcher, condition(annotations, declared), condition(messages, inMessages), failurePolicy, nil)
 }
 
-// paramsOf says how params of a kind are read. Those of a built-in kind come from a lister, others through the API. If
-// the kind is not served, the error is a meta.NoKindMatchError.
+// paramsOf returns an informer that reads the params of a kind. Params of a built-in kind come from a lister, others
+// through the API. If the kind is not served, the error is a meta.NoKindMatchError.
 func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.GenericInformer, meta.RESTScope, error) {
-	wanted := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind) // of a version that is none it is a kind that is not served
+	wanted := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind) // an invalid version makes a kind that is not served
 	resource, scope, err := d.config.ResourceOf(wanted)
 	if err != nil {
 		return nil, nil, fmt.Errorf("find the resource of paramKind '%v': %w", wanted, err)
@@ -190,7 +191,7 @@ func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.G
 	return params{d.config.Instances.Resource(resource)}, scope, nil
 }
 
-// params are objects of a custom kind that bindings name. They are read through the API of this process, for each
+// params reads the objects of a custom kind that bindings name. It reads them through the API of this process for each
 // request that needs them, in the version that the policy names.
 type params struct {
 	of dynamic.NamespaceableResourceInterface
@@ -198,7 +199,7 @@ type params struct {
 
 var _ informers.GenericInformer = params{}
 
-// Informer implements informers.GenericInformer; only whether it has synced is asked.
+// Informer implements informers.GenericInformer; upstream only asks whether it has synced.
 func (p params) Informer() toolscache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister implements informers.GenericInformer.
@@ -238,8 +239,8 @@ func (l paramLister) Get(name string) (runtime.Object, error) {
 	return object, nil
 }
 
-// surely panics as a lister does if this process could not answer, which upstream would take for a failure of the
-// policy.
+// surely panics as a lister does if the error says that this process could not answer, since upstream would take that
+// for a failure of the policy.
 func surely(err error) error {
 	if apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) {
 		panic(listers.Unreadable{Err: err})

@@ -16,8 +16,9 @@ import (
 	"k8s.io/kube-openapi/pkg/spec3"
 )
 
-// schemas are the types to which mutating policies apply configurations. Upstream polls OpenAPI for them. These belong
-// to the rules of one moment, and rules are made again when a definition changes. So what was read once stays right.
+// schemas has the types of the objects to which mutating policies apply configurations. Upstream polls OpenAPI for
+// them. Here they belong to the rules of one revision, and rules are made again when a definition changes. So a type
+// that was read once stays right.
 type schemas struct {
 	builtin managedfields.TypeConverter
 	openapi openapi.Client
@@ -31,7 +32,7 @@ var _ patch.TypeConverterManager = (*schemas)(nil)
 // Run implements patch.TypeConverterManager. There is nothing to do in the background.
 func (*schemas) Run(context.Context) {}
 
-// GetTypeConverter implements patch.TypeConverterManager. Nil says that the kind has no schema.
+// GetTypeConverter implements patch.TypeConverterManager. It returns nil if the kind has no schema.
 func (s *schemas) GetTypeConverter(kind schema.GroupVersionKind) managedfields.TypeConverter {
 	example := &unstructured.Unstructured{}
 	example.SetGroupVersionKind(kind)

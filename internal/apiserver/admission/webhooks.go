@@ -36,21 +36,22 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// webhookKind is one of the two kinds of webhooks, which upstream's plugin P asks. Dynamic's mu guards it.
+// webhookKind is one of the two kinds of webhooks. Upstream's plugin P asks them. Dynamic's mu guards it.
 type webhookKind[P any] struct {
 	name string
-	// configurations read the objects.
+	// configurations reads the objects.
 	configurations *listers.Indexer
 	make           func(configuration io.Reader) (P, error)
 	callerOf       func(P) *generic.Webhook
 
-	// last is the plugin of the last rules. It knows the configurations of these versions, by name.
+	// last is the plugin of the last rules. versions has the versions of the configurations that it was made with, by
+	// name.
 	last     P
 	versions map[string]string
 }
 
-// read returns the plugin that knows the newest configurations, or none if there are none. The one of the last rules
-// has compiled its conditions and holds connections, so it stays while no configuration changes. It requires mu.
+// read returns a plugin with the newest configurations, or nil if there are none. The plugin of the last rules has
+// compiled its conditions and holds connections, so it is used as long as no configuration changes. It requires mu.
 func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 	snapshot, versions, err := snapshotOf(k.configurations)
 	if err != nil {
@@ -68,7 +69,7 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 		w.SetExternalKubeClientSet(d.config.Client)
 		w.SetExternalKubeInformerFactory(&frozen{d.config.Listers, snapshot})
 		w.SetAuthorizer(d.authorizer)
-		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver()) // a name, which dial does not need
+		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver()) // returns a name, which dial does not need
 		w.SetAuthenticationInfoResolverWrapper(d.config.Services.Calls)
 		if err := w.ValidateInitialization(); err != nil {
 			return none, err
@@ -79,7 +80,7 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 	return made, nil
 }
 
-// snapshotOf holds the objects of the newest view, and says which versions they are.
+// snapshotOf returns the objects of the newest view, and their versions by name.
 func snapshotOf(i *listers.Indexer) (snapshot toolscache.Indexer, versions map[string]string, err error) {
 	objects, err := i.All()
 	if err != nil {
@@ -96,8 +97,8 @@ func snapshotOf(i *listers.Indexer) (snapshot toolscache.Indexer, versions map[s
 	return snapshot, versions, nil
 }
 
-// frozen is a factory whose webhook configurations are those of one moment, of one kind: the plugin asks for no other.
-// Everything else is exact.
+// frozen is a factory whose webhook configurations are a snapshot. They are of one kind, because the plugin asks for
+// only one. Other objects come from the newest view.
 type frozen struct {
 	*listers.Factory
 	configurations toolscache.Indexer
@@ -117,11 +118,12 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 	return f.Factory.InformerFor(object, make)
 }
 
-// itself is where upstream shows the credentials of the process's own Pod, or of its loopback client.
+// itself is the address to which upstream sends the credentials of the process's own Pod, or of its loopback client.
 const itself = "kubernetes.default.svc:443"
 
-// Calls says how webhooks are called: with the credentials that the operator has given for them, and at an endpoint of
-// the Service if they are named by one. This API is called as by a stranger, who may have chosen the path.
+// Calls configures the calls of webhooks. They go with the credentials that the operator has configured for them, and
+// to an endpoint of the Service if the webhook is named by one. A call of this API itself goes without credentials,
+// since any user may have chosen its path.
 func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 	configure := func(hostPort string) (*rest.Config, error) {
 		known, err := &rest.Config{Timeout: defaultTimeout}, error(nil)
@@ -151,10 +153,10 @@ func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhook
 	}
 }
 
-// search is what one call of a webhook looks for: an endpoint of its Service.
+// search is the search of one call for an endpoint of the webhook's Service.
 type search struct {
-	// failure is why the Service could not be read, nil if it could, or need not. It is there from the start of the
-	// search on, which may take longer than the call.
+	// failure is the error of reading the Service. It is nil if the Service was read, or need not be. It is set as soon
+	// as the search starts, because the call may end before the search does.
 	failure atomic.Pointer[error]
 }
 
@@ -178,9 +180,9 @@ func (s Services) dial(ctx context.Context, network, namespace, name string, por
 	return s.dialer.DialContext(ctx, network, at.Host)
 }
 
-// searching lets the request know if its webhook could not be called because the Service could not be read. That is no
-// failure of the webhook, and upstream's interface has no place for it. A conversion does not know its request, so the
-// error says it in words (IsAboutUnread).
+// searching records in the request's context if the webhook could not be called because its Service could not be read.
+// That is not a failure of the webhook, and upstream's interface cannot return it. A conversion does not know its
+// request's context, so the error's text says it too (IsAboutUnread).
 type searching struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -190,31 +192,33 @@ func (r searching) RoundTrip(out *http.Request) (*http.Response, error) {
 	if failure := s.failure.Load(); err != nil && failure != nil {
 		kubestore.Unread(out.Context(), *failure)
 		slog.WarnContext(out.Context(), unreadService, "host", out.URL.Host, "error", *failure)
-		return response, errors.New(unreadService) // the reason names places of the bucket
+		return response, errors.New(unreadService) // the reason would name objects of the bucket
 	}
 	return response, err
 }
 
 const unreadService = "the Service of the webhook could not be read"
 
-// IsAboutUnread says whether a text tells that a webhook could not be called because its Service could not be read.
+// IsAboutUnread reports whether an error's text says that a webhook could not be called because its Service could not
+// be read.
 func IsAboutUnread(text string) bool { return strings.Contains(text, unreadService) }
 
 const (
-	// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
-	// without an end, and a webhook could take all memory of the process.
+	// maxAnswer is how many bytes of a webhook's answer are read: twice a patch of the largest object. Upstream reads
+	// without a bound, so a webhook could take all memory of the process.
 	maxAnswer = 8 << 20
-	// smallAnswer is how many bytes an answer may have that is not JSON. Decoders take YAML for an answer, too, and
-	// need much memory for it.
+	// smallAnswer is how many bytes an answer may have if it is not JSON. Decoders also accept YAML, and need much
+	// memory for it.
 	smallAnswer = 64 << 10
-	// defaultTimeout is upstream's bound of a call that has no other.
+	// defaultTimeout is upstream's timeout for a call without another one.
 	defaultTimeout = 30 * time.Second
 )
 
-// affordable says why an answer is not decoded: it would cost what no body may. 8 MiB of numbers took half a second and
-// some hundred MiB. Who decodes it says what is wrong with one that is malformed.
+// affordable returns an error for an answer that is not decoded because it would cost more than any request's body may.
+// 8 MiB of numbers took half a second and some hundred MiB. A malformed answer is left to the decoder, whose error
+// explains it.
 func affordable(answer []byte) error {
-	large, measure := len(answer) > smallAnswer, shape.YAML // which JSON is, too
+	large, measure := len(answer) > smallAnswer, shape.YAML // JSON is YAML, too
 	if large {
 		measure = shape.JSON
 	}
@@ -229,8 +233,8 @@ func affordable(answer []byte) error {
 	return nil
 }
 
-// Services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
-// by default, which leads nowhere without a kube-proxy beside the process.
+// Services finds an endpoint of a server that is named by its Service. Upstream by default calls the cluster IP, which
+// does not work without a kube-proxy beside the process.
 type Services struct {
 	services  corelisters.ServiceLister
 	endpoints proxy.EndpointSliceGetter
@@ -239,8 +243,8 @@ type Services struct {
 
 var _ webhookutil.ServiceResolver = Services{}
 
-// NewServices returns what finds endpoints of Services, for webhooks and for remote API servers. An endpoint is an
-// address, and never one that names this machine: validation refuses those. A name could stand for any. The dialer
+// NewServices returns a Services, for webhooks and for remote API servers. An endpoint must be an IP address, not a
+// name: validation of EndpointSlices refuses this machine's own addresses, but a name could resolve to them. The dialer
 // connects to endpoints, and to webhooks that are named by URLs.
 func NewServices(f *listers.Factory, dialer *net.Dialer) (Services, error) {
 	endpoints, err := proxy.NewEndpointSliceListerGetter(f.Discovery().V1().EndpointSlices().Lister())

@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/internal/calls"
 )
 
-// TestAnswersAreMeasured: what a webhook answers is bounded as a body is, before anything decodes it, and only JSON may
-// be large. What is malformed is for decoders to explain.
+// TestAnswersAreMeasured: a webhook's answer has the bounds of a request's body, which are checked before it is
+// decoded, and only JSON may be large. A malformed answer is left to decoders to explain.
 func TestAnswersAreMeasured(t *testing.T) {
 	aliases := "a: &a [" + strings.Repeat("0,", 1000) + "0]\nb: [" + strings.Repeat("*a,", 1000) + "0]\n"
 	for name, c := range map[string]struct{ answer, says string }{

@@ -11,8 +11,8 @@
 //  3. forward.go sends the request there, as the proxy that may say who the user is, and passes the answer on.
 //  4. documents.go asks servers for their discovery and OpenAPI, all at once and not for long, and keeps the answers
 //     for some seconds.
-//  5. storage.go stores APIServices. local.go makes the local ones, and check.go says which remote ones are available,
-//     for bootstrap and the lifecycle to write.
+//  5. storage.go stores APIServices. local.go makes the local ones, and check.go finds which remote ones are available.
+//     Bootstrap and the lifecycle write the results.
 //  6. trust.go publishes the certificates by which remote servers recognize this one.
 package aggregation
 

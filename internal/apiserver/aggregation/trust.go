@@ -70,7 +70,7 @@ func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
 			if changed.Data, err = combined(found.Data, wanted); err != nil {
 				return fmt.Errorf("combine ConfigMap %s/%s with the flags: %w", trustNamespace, trustName, err)
 			}
-			_, err = configMaps.Update(ctx, changed, metav1.UpdateOptions{}) // one that changes nothing appends nothing
+			_, err = configMaps.Update(ctx, changed, metav1.UpdateOptions{}) // an unchanged one appends nothing
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
 			break

@@ -23,13 +23,13 @@ import (
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 )
 
-// Audience is the one that the issuers' tokens are for.
+// Audience is the audience of the issuers' tokens.
 const Audience = "logplane"
 
 // Issuer is a server of OpenID Connect.
 type Issuer struct {
 	*httptest.Server
-	// Asked counts the questions for keys. While Silent is true, none is answered.
+	// Asked counts the questions for keys. While Silent is true, the issuer answers every question with 503.
 	Asked  atomic.Int64
 	Silent atomic.Bool
 
@@ -38,7 +38,7 @@ type Issuer struct {
 	version int               // guarded by mu
 }
 
-// NewIssuer starts one, which ends with the test.
+// NewIssuer starts an issuer, which ends with the test.
 func NewIssuer(t testing.TB) *Issuer {
 	t.Helper()
 	i := &Issuer{}
@@ -74,7 +74,8 @@ func (i *Issuer) Rotate(t testing.TB) {
 	i.version++
 }
 
-// Token signs a token of 'ann' in group 'developers', for an hour. The claims are added to those, or replace them.
+// Token signs a token of 'ann' in group 'developers', for an hour. The claims are added to the usual ones, or replace
+// them.
 func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	t.Helper()
 	i.mu.Lock()
@@ -82,7 +83,7 @@ func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	return Sign(t, jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: i.key, KeyID: fmt.Sprint(i.version)}}, i.Claims(claims))
 }
 
-// Claims are those of a token. One that is nil is left out.
+// Claims returns the claims of a token. Claims in more are added or replaced, or left out if they are nil.
 func (i *Issuer) Claims(more map[string]any) map[string]any {
 	all := map[string]any{"iss": i.URL, "sub": "ann", "aud": Audience, "exp": time.Now().Add(time.Hour).Unix(), "groups": []string{"developers"}}
 	maps.Copy(all, more)
@@ -100,7 +101,7 @@ func Sign(t testing.TB, key jose.SigningKey, claims map[string]any) string {
 	return token
 }
 
-// Config writes an AuthenticationConfiguration in which users and groups of the issuer begin with 'its:'. More is added
+// Config writes an AuthenticationConfiguration in which users and groups of the issuer begin with 'its:'. more is added
 // to it.
 func (i *Issuer) Config(t testing.TB, more string) string {
 	t.Helper()
@@ -110,8 +111,8 @@ func (i *Issuer) Config(t testing.TB, more string) string {
 		`"claimMappings":{"username":{"claim":"sub","prefix":"its:"},"groups":{"claim":"groups","prefix":"its:"}}}]%s}`, i.URL, authority, Audience, more))
 }
 
-// NewWebhook starts a webhook and returns a kubeconfig that leads to it. Answer gets a review and fills its status in;
-// what it returns false for is answered 500.
+// NewWebhook starts a webhook and returns a kubeconfig that leads to it. answer gets a review and fills in its status.
+// If it returns false, the webhook answers 500.
 func NewWebhook(t testing.TB, answer func(r *http.Request, review map[string]any) bool) string {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -127,7 +128,7 @@ func NewWebhook(t testing.TB, answer func(r *http.Request, review map[string]any
 	return Kubeconfig(t, server)
 }
 
-// Kubeconfig writes one that leads to a server.
+// Kubeconfig writes a kubeconfig that leads to a server, and returns its path.
 func Kubeconfig(t testing.TB, server *httptest.Server) string {
 	t.Helper()
 	authority, err := json.Marshal([]byte(AuthorityOf(server))) // base64
@@ -144,7 +145,7 @@ func Write(t testing.TB, text string) string {
 	return path
 }
 
-// AuthorityOf is the certificate of a server, in PEM, which is its own authority.
+// AuthorityOf returns the certificate of a server in PEM. It is its own authority.
 func AuthorityOf(s *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }
