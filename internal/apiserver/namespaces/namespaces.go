@@ -1,8 +1,8 @@
 // Package namespaces ties objects to the life of their namespace.
 //
-// Upstream checks at the beginning of a create that the namespace is there, and lets controllers give a new namespace
-// its account and its certificate some time later. Here the check is repeated on the view from which the create is
-// computed, and what every namespace has is written in the namespace's own atomic batch.
+// Upstream checks at the beginning of a create that the namespace exists, and controllers later give a new namespace
+// its account and its certificate. Here the check is repeated on the view from which the create is computed, and the
+// objects that every namespace has are written in the namespace's own atomic batch.
 package namespaces
 
 import (
@@ -34,12 +34,12 @@ const (
 type Config struct {
 	Stores  *resources.Stores
 	Listers *listers.Factory
-	// RootCA is the PEM of the authority that signs this API's certificate, for Pods to trust. Without it there is no
-	// ConfigMap.
+	// RootCA is the PEM of the authority that signs this API's certificate, for Pods to trust. If it is empty,
+	// namespaces get no ConfigMap.
 	RootCA []byte
 }
 
-// Namespaces knows what ties objects to their namespace. It is safe for concurrent use.
+// Namespaces ties objects to their namespace. It is safe for concurrent use.
 type Namespaces struct {
 	config Config
 	rows   *listers.Indexer
@@ -52,15 +52,16 @@ func New(c Config) *Namespaces {
 
 type emptyingKey struct{}
 
-// Emptying is for whoever deletes all content of a namespace, which he knows by its name only. Somebody else may have
-// ended that namespace meanwhile, and made it again. With the context, a write in a namespace is a conflict unless the
-// view from which it is computed has the namespace with that uid, terminating; for no uid, unless it has none.
+// Emptying marks the context of requests that delete all content of a namespace. Those name the namespace only by its
+// name, and somebody may meanwhile have finished its deletion and made it again. With the context, a write in a
+// namespace is a conflict unless, in the view from which it is computed, the namespace has that uid and is terminating.
+// For an empty uid, the write is a conflict unless there is no such namespace.
 func Emptying(ctx context.Context, uid types.UID) context.Context {
 	return context.WithValue(ctx, emptyingKey{}, uid)
 }
 
-// checkEmptied is exact: what is in the namespace that was made again was written after that view, so a deletion of it
-// loses and is computed anew.
+// checkEmptied returns the conflict that Emptying describes. The check is exact: objects in a namespace that was made
+// again were written after that view, so deleting them loses against those writes and is computed anew.
 func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kubestore.Change) error {
 	uid, emptying := ctx.Value(emptyingKey{}).(types.UID)
 	if !emptying || c.Key.Namespace == "" {
@@ -70,15 +71,15 @@ func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kub
 	if err != nil {
 		return fmt.Errorf("read namespace '%s': %w", c.Key.Namespace, err)
 	}
-	namespace, _ := object.(*corev1.Namespace) // nil if it is not found
+	namespace, _ := object.(*corev1.Namespace) // nil if not found
 	if !found && uid == "" || found && namespace.UID == uid && namespace.DeletionTimestamp != nil {
 		return nil
 	}
 	return apierrors.NewConflict(c.Resource(), c.Key.Name, fmt.Errorf("namespace '%s' is another one now", c.Key.Namespace))
 }
 
-// Beside refuses a create in a namespace that is not there or terminates. For a new namespace it returns the writes of
-// what every namespace has.
+// Beside refuses a create in a namespace that is missing or terminating. For a new namespace it returns the writes of
+// the objects that every namespace has.
 func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	if err := n.checkEmptied(ctx, v, c); err != nil {
 		return nil, err
@@ -94,7 +95,8 @@ func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore
 	return nil, nil
 }
 
-// check refuses what admission has refused before, if the namespace was alive at the beginning of the request.
+// check refuses a create in a namespace that is missing or terminating. If the namespace was so when the request began,
+// admission has already refused.
 func (n *Namespaces) check(ctx context.Context, v *projection.View, c kubestore.Change) error {
 	name := c.Key.Namespace
 	object, found, err := n.rows.GetAt(ctx, v, name)
@@ -113,7 +115,7 @@ func (n *Namespaces) check(ctx context.Context, v *projection.View, c kubestore.
 	return refused
 }
 
-// defaults are the writes of what a new namespace has.
+// defaults returns the writes of the objects that a new namespace has.
 func (n *Namespaces) defaults(ctx context.Context, v *projection.View, namespace string) ([]projection.Write, error) {
 	var writes []projection.Write
 	for _, d := range Defaults(namespace, n.config.RootCA) {
@@ -145,7 +147,7 @@ type Default struct {
 	}
 }
 
-// Defaults are the objects that every namespace has. The caller may write to them.
+// Defaults returns the objects that every namespace has. The caller may write to them.
 func Defaults(namespace string, rootCA []byte) []Default {
 	all := []Default{{corev1.Resource("serviceaccounts"), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: DefaultAccount, Namespace: namespace}}}}
 	if len(rootCA) > 0 {

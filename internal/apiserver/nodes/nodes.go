@@ -3,9 +3,9 @@
 // Nouns. A node is a user 'system:node:NAME' in the group system:nodes. The graph, which is upstream's, says which
 // objects the Pods of each node use.
 //
-// Upstream fills the graph from informers, so it does not know the Pods of the last moments. Here a node's request
-// first brings it to the newest view. It looks through the events since the last such request, and reads what has
-// changed again. The first one reads all Pods. A process that no node asks has no graph.
+// Upstream fills the graph from informers, so it misses the newest Pods. Here a node's request first brings the graph
+// to the newest view: it goes through the events since the last such request, and reads the changed objects again. The
+// first request reads all Pods. A process that gets no requests from nodes has no graph.
 package nodes
 
 import (
@@ -32,20 +32,20 @@ import (
 type Authorizer struct {
 	kinds []*kind
 
-	mu      sync.Mutex // guards what follows, and the changed keys of the kinds
+	mu      sync.Mutex // guards the following fields, and the changed keys of the kinds
 	changes listers.Changes
-	// graph is nil until a node asks. Upstream decides by it.
+	// graph is nil until a node asks. upstream decides by it.
 	graph    *node.Graph
 	upstream *node.NodeAuthorizer
 }
 
-// kind is a kind of objects that the graph is made of.
+// kind is one of the kinds of objects from which the graph is made.
 type kind struct {
 	*listers.Indexer
-	// put makes the graph say what the object says, drop that there is none.
+	// put puts an object into the graph, drop removes one from it.
 	put  func(g *node.Graph, object any)
 	drop func(g *node.Graph, namespace, name string)
-	// changed are the keys that must be read again.
+	// changed has the keys that must be read again.
 	changed map[string]bool
 }
 
@@ -61,7 +61,7 @@ func New(p *projection.Projection, all *listers.Factory) *Authorizer {
 				if pod := object.(*corev1.Pod); pod.Spec.NodeName != "" {
 					g.AddPod(pod)
 				} else {
-					g.DeletePod(pod.Name, pod.Namespace) // it may be another of the same name
+					g.DeletePod(pod.Name, pod.Namespace) // the graph may have an earlier Pod of the same name
 				}
 			},
 			drop: func(g *node.Graph, namespace, name string) { g.DeletePod(name, namespace) },
@@ -90,7 +90,7 @@ func New(p *projection.Projection, all *listers.Factory) *Authorizer {
 	}}
 }
 
-// Authorize implements authorizer.Authorizer. It has no opinion about users that are no nodes.
+// Authorize implements authorizer.Authorizer. It has no opinion about users that are not nodes.
 func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	if _, isNode := identifier.NodeIdentity(attributes.GetUser()); !isNode {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -102,7 +102,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 	return newest.Authorize(ctx, attributes)
 }
 
-// RulesFor implements authorizer.RuleResolver. What a node may do cannot be listed.
+// RulesFor implements authorizer.RuleResolver. A node's rights cannot be listed.
 func (a *Authorizer) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return node.NewAuthorizer(nil, identifier, nil).RulesFor(ctx, who, namespace)
 }
@@ -114,7 +114,8 @@ func (a *Authorizer) Shrink() {
 	a.graph = nil
 }
 
-// newest brings the graph to the newest view. One request at a time does; other nodes' need it too, and wait.
+// newest brings the graph to the newest view. One request at a time does so; requests of other nodes need the graph
+// too, and wait.
 func (a *Authorizer) newest() (*node.NodeAuthorizer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -138,7 +139,7 @@ func (a *Authorizer) newest() (*node.NodeAuthorizer, error) {
 	return a.upstream, nil
 }
 
-// mark remembers what must be read again. It requires mu.
+// mark remembers that an object must be read again. It requires mu.
 func (a *Authorizer) mark(row string) {
 	if a.graph == nil {
 		return
@@ -167,7 +168,8 @@ func (a *Authorizer) read() error {
 	return nil
 }
 
-// renew makes the graph say what the newest view says of one object. One that cannot be decoded grants nothing.
+// renew brings one object of the graph to the newest view. An object that cannot be decoded is dropped, and so grants
+// nothing.
 func (k *kind) renew(g *node.Graph, key string) error {
 	object, found, err := k.Read(key)
 	if err != nil && !listers.IsUndecodable(err) {

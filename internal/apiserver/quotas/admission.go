@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// plugin is upstream's ResourceQuota plugin, which charges nothing here. It refuses early what no quota allows, and it
-// alone knows what upstream asks of objects under a quota, and what a dry run may do.
+// plugin is upstream's ResourceQuota plugin, but charges nothing. It refuses requests early that the quotas do not
+// allow. Only it checks what upstream requires of objects under a quota, and only it checks dry runs.
 type plugin struct {
 	*admission.Handler
 	*Quotas
@@ -66,7 +66,7 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	return err
 }
 
-// view is the newest. A request that is part of a transaction sees what the parts before it have used.
+// view returns the newest view, or a transaction's view, which includes the usage of earlier operations.
 func (p plugin) view(ctx context.Context) (*projection.View, error) {
 	if kubestore.InTransaction(ctx) {
 		return kubestore.ViewFrom(ctx), nil

@@ -1,19 +1,19 @@
 // Package quotas enforces ResourceQuotas exactly.
 //
-// Nouns. An object uses an amount of each resource, which one of upstream's evaluators knows. A quota is charged with
-// the difference that a write makes to that. A recount counts everything that a quota limits.
+// Nouns. An object uses an amount of each resource, which one of upstream's evaluators computes. A quota is charged
+// with the difference that a write makes to these amounts. A recount counts everything that a quota limits.
 //
 // Upstream charges a quota before an object is written, and a controller corrects the usage later: after a deletion,
 // after a write that failed, after the quota was made. Here the charge is part of the object's own atomic batch, for
-// creates, updates and deletions. Of two writers that saw the same last place one loses, and computes its write again.
-// So `status.used` is what the objects use, at every revision but for the first seconds of a quota (W10).
+// creates, updates and deletions. If two writers want the last of a quota, one of them loses and computes its write
+// again. So `status.used` is what the objects use, at every revision except in the first seconds of a quota (W10).
 //
-// A quota is recounted by each write of itself. But a create may have begun before it could see a new quota or a new
-// limit. So the write of one leaves a row beside it, and the lifecycle recounts once more when all such creates have
+// Each write of a quota recounts it. But a create may have begun before it could see a new quota or a new limit. So the
+// write of a new quota or limit also leaves a row, and the lifecycle recounts once more when all such creates have
 // ended.
 //
-// A client that writes a quota's status sees what it wrote, as upstream. Such a status is doubted: the same row says
-// so, nobody decides by it, and the next charge or the lifecycle replaces it by a recount.
+// A client that writes a quota's status sees what it wrote, as in upstream. Such a status is doubted: the same row says
+// so, no decision relies on it, and the next charge or the lifecycle replaces it by a recount.
 package quotas
 
 import (
@@ -56,7 +56,7 @@ type Config struct {
 	Listers *listers.Factory
 }
 
-// Quotas charges and counts. It is safe for concurrent use.
+// Quotas charges and recounts quotas. It is safe for concurrent use.
 type Quotas struct {
 	config   Config
 	rows     *listers.Indexer
@@ -71,20 +71,20 @@ func New(c Config) (*Quotas, error) {
 		return nil, fmt.Errorf("make the evaluators of quotas: %w", err)
 	}
 	registry := generic.NewRegistry(special)
-	// What an object uses must follow from the object alone, for a charge to be taken back as it was made. Upstream's
-	// Pods use nothing any more once their grace period has passed, by the clock, and upstream's ResourceClaims less
-	// while their Pod exists.
+	// An object's usage must depend only on the object, so that a charge is taken back exactly as it was made. In
+	// upstream it depends on more: a Pod uses nothing once the clock has passed its grace period, and a ResourceClaim
+	// less while its Pod exists.
 	registry.Add(evaluators.NewPodEvaluator(list, noTime{}))
 	registry.Add(evaluators.NewResourceClaimEvaluator(list, extendedresourcecache.NewExtendedResourceCache(klog.Background()), nil, nil))
 	return &Quotas{c, c.Listers.IndexerOf(&corev1.ResourceQuota{}), registry}, nil
 }
 
-// noTime is a clock that stands still, before everything.
+// noTime is a clock that stands still at the zero time.
 type noTime struct{ clock.RealClock }
 
 func (noTime) Now() time.Time { return time.Time{} }
 
-// evaluator knows what objects of a resource use; nil for one that no quota limits.
+// evaluator returns the evaluator for a resource's objects, nil for a resource that quotas cannot limit.
 func (q *Quotas) evaluator(resource schema.GroupResource) quota.Evaluator {
 	if _, ignored := install.DefaultIgnoredResources()[resource]; ignored {
 		return nil
@@ -98,7 +98,7 @@ func (q *Quotas) evaluator(resource schema.GroupResource) quota.Evaluator {
 // own is the resource of quotas themselves.
 var own = corev1.Resource("resourcequotas")
 
-// measured are the resources of which an object may use more or less than another.
+// measured are the resources whose objects differ in their usage, so that an update may change it.
 var measured = []schema.GroupResource{
 	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), {Group: "resource.k8s.io", Resource: "resourceclaims"},
 }
@@ -154,7 +154,7 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 			return nil, err
 		}
 		writes = append(writes, w)
-		if doubted[limit.Name] { // no longer
+		if doubted[limit.Name] { // not after this charge
 			at, err := v.State(ctx, MarkKey(c.Key.Cluster, limit.Namespace, limit.Name))
 			if err != nil {
 				return nil, err
@@ -165,8 +165,8 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 	return writes, nil
 }
 
-// limits are the quotas of a namespace as of a view, by name. Those whose status is doubted are named, and have a
-// status that was counted.
+// limits returns the quotas of a namespace as of a view, in the order of their names. doubted has the names of those
+// whose stored status is doubted; they are returned with a recounted status.
 func (q *Quotas) limits(ctx context.Context, v *projection.View, namespace string) (limits []*corev1.ResourceQuota, doubted map[string]bool, err error) {
 	objects, err := q.rows.ListAt(ctx, v, namespace)
 	if err != nil {
@@ -199,7 +199,7 @@ func (q *Quotas) limits(ctx context.Context, v *projection.View, namespace strin
 	return limits, doubted, nil
 }
 
-// charge returns what is used of a quota after a change; nil if that is what it was.
+// charge returns what is used of a quota after a change, nil if the change does not affect it.
 func charge(ctx context.Context, limit *corev1.ResourceQuota, e quota.Evaluator, c kubestore.Change) (corev1.ResourceList, error) {
 	had, err := usage(limit, e, c.Before)
 	if err != nil {
@@ -224,11 +224,11 @@ func charge(ctx context.Context, limit *corev1.ResourceQuota, e quota.Evaluator,
 		}
 	}
 	info, ok := request.RequestInfoFrom(ctx)
-	if ok && info.Subresource == "status" { // it reports what has happened already
+	if ok && info.Subresource == "status" { // a status reports what has already happened
 		return used, nil
 	}
 	if _, exceeded := quota.LessThanOrEqual(quota.Mask(used, quota.ResourceNames(more)), limit.Status.Hard); len(exceeded) > 0 {
-		// As upstream says it.
+		// The message is upstream's.
 		return nil, apierrors.NewForbidden(c.Resource(), c.Key.Name, fmt.Errorf("exceeded quota: %s, requested: %s, used: %s, limited: %s",
 			limit.Name, list(more, exceeded), list(limit.Status.Used, exceeded), list(limit.Status.Hard, exceeded)))
 	}
@@ -237,7 +237,7 @@ func charge(ctx context.Context, limit *corev1.ResourceQuota, e quota.Evaluator,
 
 func zero(format resource.Format) resource.Quantity { return *resource.NewQuantity(0, format) }
 
-// usage is what an object uses of a quota. Nil stands for no object.
+// usage returns what an object uses of a quota. object is nil if there is none.
 func usage(limit *corev1.ResourceQuota, e quota.Evaluator, object runtime.Object) (corev1.ResourceList, error) {
 	if object == nil {
 		return nil, nil
@@ -250,7 +250,7 @@ func usage(limit *corev1.ResourceQuota, e quota.Evaluator, object runtime.Object
 	return quota.Mask(all, quota.ResourceNames(limit.Status.Hard)), err
 }
 
-// list writes some of the amounts, by name.
+// list formats the named amounts, sorted by name.
 func list(amounts corev1.ResourceList, names []corev1.ResourceName) string {
 	var all []string
 	for _, name := range names {
@@ -261,14 +261,14 @@ func list(amounts corev1.ResourceList, names []corev1.ResourceName) string {
 	return strings.Join(all, ",")
 }
 
-// isToldStatus says whether a request tells the status of a quota. In a transaction none does: what the transaction has
-// written before cannot be counted, so the status stays the one that was charged.
+// isToldStatus says whether a request's status of a quota is kept as the client wrote it. In a transaction it never is:
+// objects that the transaction has already written cannot be recounted, so the charged status stays.
 func isToldStatus(ctx context.Context) bool {
 	info, ok := request.RequestInfoFrom(ctx)
 	return ok && info.APIGroup == own.Group && info.Resource == own.Resource && info.Subresource == "status" && !kubestore.InTransaction(ctx)
 }
 
-// Complete recounts a quota that is written, unless its writer writes the status.
+// Complete recounts a quota that is written, unless the client writes its status.
 func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after runtime.Object) error {
 	limit, ok := after.(*core.ResourceQuota)
 	if !ok {
@@ -286,14 +286,15 @@ func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after
 		return fmt.Errorf("count what quota '%s' limits: %w", limit.Name, err)
 	}
 	if known, ok := before.(*core.ResourceQuota); ok && kubestore.InTransaction(ctx) {
-		// What is counted lacks what the transaction has written before. That was charged.
+		// The count lacks objects that the transaction has already written. They were charged, so the charged amounts
+		// stay.
 		for name, amount := range known.Status.Used {
 			if _, limited := used[corev1.ResourceName(name)]; limited {
 				used[corev1.ResourceName(name)] = amount
 			}
 		}
 	}
-	if before == nil { // it counts itself, too
+	if before == nil { // a new quota counts itself, too
 		external.Status.Hard = external.Spec.Hard
 		itself, err := usage(&external, q.evaluator(own), after)
 		if err != nil {
@@ -308,8 +309,8 @@ func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after
 	return nil
 }
 
-// count counts what a quota limits. It may see objects that are newer than the view. Each of them has changed the
-// quota, if the quota limits it already, and then the write of the recount loses to that.
+// count counts what a quota limits. It may see objects that are newer than the view. If the quota already limited such
+// an object, the object's write has changed the quota, and the write of the recount loses against it.
 func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.ResourceQuota) (corev1.ResourceList, error) {
 	used, err := quota.CalculateUsage(limit.Namespace, limit.Spec.Scopes, limit.Spec.Hard, q.registry, limit.Spec.ScopeSelector)
 	if err != nil {
@@ -333,26 +334,26 @@ func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.Re
 	return used, nil
 }
 
-// Recounts is the resource of the rows that ask for a recount.
+// Recounts is the resource of the rows that request recounts.
 const Recounts = "recounts"
 
-// doubt is the value of such a row while the quota's status is what a client wrote.
+// doubt is the value of such a row while the quota's status is one that a client wrote.
 const doubt = "doubt"
 
 const recountsPrefix = "/" + resources.OwnGroup + "/" + Recounts
 
-// MarkKey is the key of the row that asks for a recount of a quota.
+// MarkKey returns the key of the row that requests a recount of a quota.
 func MarkKey(cluster, namespace, name string) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: Recounts, Prefix: recountsPrefix, Name: namespace + ":" + name}
 }
 
-// Marked names the quota that a row of Recounts asks for.
+// Marked returns the quota for which a row of Recounts requests a recount.
 func Marked(rowName string) (namespace, name string) {
 	namespace, name, _ = strings.Cut(rowName, ":")
 	return namespace, name
 }
 
-// AllMarked returns the names of the rows that ask for a recount.
+// AllMarked returns the names of the rows that request recounts.
 func AllMarked(ctx context.Context, v *projection.View, cluster string) ([]string, error) {
 	var names []string
 	start := cluster + recountsPrefix + "/"
@@ -365,8 +366,8 @@ func AllMarked(ctx context.Context, v *projection.View, cluster string) ([]strin
 	return names, nil
 }
 
-// mark asks for a recount of a quota that is new, has new limits or a status that a client wrote, and for none of one
-// that is deleted.
+// mark returns the write that requests a recount of a quota that is new, or has new limits or a status that a client
+// wrote. For a deleted quota it returns the write that takes the request back.
 func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	before, _ := c.Before.(*core.ResourceQuota)
 	after, _ := c.After.(*core.ResourceQuota)
@@ -390,7 +391,8 @@ func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Chang
 	return nil, nil
 }
 
-// sameLimits says whether both limit the same resources. How much of them does not matter: their usage is charged.
+// sameLimits says whether b limits only resources that a limits. The amounts do not matter: the usage of these
+// resources was charged.
 func sameLimits(a, b core.ResourceList) bool {
 	for name := range b {
 		if _, ok := a[name]; !ok {

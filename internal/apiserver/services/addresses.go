@@ -16,9 +16,9 @@ import (
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
 )
 
-// GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that
-// Services have. The service is nil if there is none. It must be of the view that the request's writes are computed on,
-// or of a newer one.
+// GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, refuse to delete addresses
+// that Services have. The function 'service' returns nil if there is no such Service. It must read the view on which
+// the request's writes are computed, or a newer one.
 func GuardAddresses(info *genericapiserver.APIGroupInfo, service func(ctx context.Context, namespace, name string) (*corev1.Service, error)) {
 	for _, storage := range info.VersionedResourcesStorageMap {
 		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
@@ -29,7 +29,7 @@ func GuardAddresses(info *genericapiserver.APIGroupInfo, service func(ctx contex
 }
 
 // addressREST refuses to delete an address that a Service has. The address is the Service's claim. Without it, another
-// Service could get the same address. Upstream deletes it, and a loop restores it later.
+// Service could get the same address. Upstream deletes the IPAddress, and a loop restores it later.
 type addressREST struct {
 	*ipaddressstore.REST
 	service func(ctx context.Context, namespace, name string) (*corev1.Service, error)
@@ -45,8 +45,8 @@ func (r *addressREST) DeleteCollection(ctx context.Context, validate rest.Valida
 	return r.REST.DeleteCollection(ctx, r.unused(validate), options, list)
 }
 
-// unused refuses addresses that Services have, and then asks validate. A Service that gets the address after the view
-// that was asked makes the deletion's precondition fail.
+// unused refuses addresses that Services have, and then calls validate. If a Service gets the address after the view
+// that was read, the deletion's precondition fails.
 func (r *addressREST) unused(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if address, ok := obj.(*networking.IPAddress); ok {

@@ -25,7 +25,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// allocator chooses addresses and ports that nobody holds in the newest view. It writes nothing. It is safe for
+// allocator chooses addresses and ports that no Service holds in the newest view. It writes nothing. It is safe for
 // concurrent use.
 type allocator struct {
 	cell      kubestore.Cell
@@ -33,13 +33,13 @@ type allocator struct {
 	family    api.IPFamily
 	portRange utilnet.PortRange
 
-	// turn is held by the one request whose registry is choosing; current is its attempt.
+	// turn is held by the request whose registry is choosing; current is that request's attempt.
 	turn    chan struct{}
 	current *attempt // by turn
 
 	mu sync.Mutex
-	// held are the choices of requests that still run in this process, so that they do not all choose the same and
-	// lose. Forgetting them costs a retry.
+	// held has the choices of requests that still run in this process, so that they do not choose the same and lose to
+	// each other. If choices were forgotten, requests would only retry more often.
 	held map[string]*proposal // by mu
 }
 
@@ -51,9 +51,9 @@ type attempt struct {
 	ctx      context.Context
 	view     *projection.View
 	proposal *proposal
-	// taken are the names that this attempt has used: a Service must not get a port twice.
+	// taken has the names that this attempt has used: a Service must not get a port twice.
 	taken map[string]bool
-	// err is a failure to read, which upstream would report as the user's mistake.
+	// err is the error of a failed read, which upstream would report as the user's mistake.
 	err error
 }
 
@@ -97,7 +97,7 @@ func (a *allocator) during(ctx context.Context, choose func() error) (err error)
 		return ctx.Err()
 	}
 	view := a.cell.Projection.Current()
-	if kubestore.InTransaction(ctx) { // what another part of it has taken is only there
+	if kubestore.InTransaction(ctx) { // only its view has what its other operations have taken
 		view = kubestore.ViewFrom(ctx)
 	}
 	if view == nil {
@@ -129,8 +129,8 @@ func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
 	return found, err
 }
 
-// take checks a name that the user asked for, and refuses it with the given error if it is allocated. The choice of
-// another running request does not matter, because the claim decides who gets the name.
+// take checks a name that the user asked for, and returns the error 'allocated' if a Service holds it. It ignores the
+// choices of other running requests, because the claim decides who gets the name.
 func (a *allocator) take(key eventlog.Key, allocated error) error {
 	if a.current.taken[key.Name] {
 		return allocated
@@ -146,7 +146,7 @@ func (a *allocator) take(key eventlog.Key, allocated error) error {
 	return nil
 }
 
-// propose takes the name if nobody has it and no other running request has chosen it.
+// propose takes the name if no Service holds it and no other running request has chosen it.
 func (a *allocator) propose(key eventlog.Key) (bool, error) {
 	now := a.current
 	if now.taken[key.Name] {
@@ -167,8 +167,8 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 	return true, nil
 }
 
-// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is answered as
-// the request itself would be. Only the words for an address that is in no range are upstream's for a dry run.
+// addresses is the allocator as upstream's interface for cluster IPs. Choosing writes nothing, so a dry run chooses as
+// the request itself would. Only the error for an address outside of all ranges is worded as upstream's dry run does.
 type addresses struct {
 	*allocator
 	dryRun bool
@@ -195,7 +195,7 @@ func (a addresses) Allocate(ip net.IP) error {
 	if !a.dryRun {
 		return ipallocator.ErrMismatchedNetwork
 	}
-	// Upstream asks a single ServiceCIDR here, any of them, which names itself.
+	// Upstream asks any one of the ServiceCIDRs here, and the error names only that one's range.
 	ranges := make([]string, len(prefixes))
 	for i, prefix := range prefixes {
 		ranges[i] = prefix.String()
@@ -264,7 +264,7 @@ func (a addresses) Release(net.IP) error { return nil }
 // ForEach is called only by upstream's repair loop, which we do not run.
 func (a addresses) ForEach(func(net.IP)) {}
 
-// CIDR is empty, as upstream's is for several ServiceCIDRs.
+// CIDR returns an empty range, as upstream does for several ServiceCIDRs.
 func (a addresses) CIDR() net.IPNet { return net.IPNet{} }
 
 // IPFamily of every address.
@@ -273,7 +273,7 @@ func (a addresses) IPFamily() api.IPFamily { return a.family }
 // Has is called only by upstream's tests.
 func (a addresses) Has(net.IP) bool { return false }
 
-// DryRun is the same allocator.
+// DryRun returns the same allocator for a dry run.
 func (a addresses) DryRun() ipallocator.Interface { return addresses{a.allocator, true} }
 
 // Destroy has nothing to do.
@@ -282,7 +282,7 @@ func (a addresses) Destroy() {}
 // EnableMetrics has nothing to do.
 func (a addresses) EnableMetrics() {}
 
-// ports is upstream's view of the allocator for node ports. Like upstream's bitmap, it ignores protocols: a number
+// ports is the allocator as upstream's interface for node ports. Like upstream's bitmap, it ignores protocols: a number
 // belongs to one Service, which may use it for several protocols.
 type ports struct{ *allocator }
 
@@ -308,7 +308,7 @@ func (p ports) AllocateNext() (int, error) {
 	return int(n), err
 }
 
-// Has is called in a dry run, in which upstream neither allocates nor chooses with this allocator.
+// Has reports whether a port is claimed. Upstream calls it in a dry run, instead of Allocate and AllocateNext.
 func (p ports) Has(port int) bool {
 	claimed, err := p.isClaimed(portKey(p.cell.Cluster, port))
 	return claimed && err == nil
@@ -326,12 +326,12 @@ func (p ports) Destroy() {}
 // EnableMetrics has nothing to do.
 func (p ports) EnableMetrics() {}
 
-// addressKey is the key of an address's IPAddress object.
+// addressKey returns the key of an address's IPAddress object.
 func addressKey(cluster string, address netip.Addr) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: networkingv1.GroupName, Resource: "ipaddresses", Prefix: "/ipaddresses", Name: address.String()}
 }
 
-// portKey is the key of a node port's claim, which is not an API object.
+// portKey returns the key of a node port's claim, which is not an API object.
 func portKey(cluster string, port int) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
 }

@@ -24,13 +24,13 @@ import (
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
-// Claims returns the function that names the claims of Services. The transformer is that of IPAddresses.
+// Claims returns the function that names the claims of Services. transformer is that of IPAddresses.
 func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc {
 	return serviceClaims{cluster, transformer}.of
 }
 
-// serviceClaims names the claims of Services: an IPAddress for each cluster IP, and the node ports. Claims depend on
-// nothing but the Service, so that kubestore can compare the claims of two versions.
+// serviceClaims names the claims of Services: an IPAddress for each cluster IP, and the node ports. Claims depend only
+// on the Service, so that kubestore can compare the claims of two versions.
 type serviceClaims struct {
 	cluster string
 	// transformer of IPAddresses, the same as in their own registry.
@@ -77,7 +77,8 @@ func (s serviceClaims) addresses(ctx context.Context, service *api.Service) ([]k
 	return claims, nil
 }
 
-// heldBy recognises an IPAddress by its parent, which cannot be changed. A user may have written to its other fields.
+// heldBy returns a function that recognises an IPAddress by its parent, which cannot be changed. Users may have written
+// to other fields.
 func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context.Context, projection.Row) bool {
 	return func(ctx context.Context, row projection.Row) bool {
 		plain, err := kubestore.Plain(ctx, s.transformer, row)
@@ -90,8 +91,8 @@ func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context
 	}
 }
 
-// ipAddress is the object that upstream's allocator would create. Its uid is derived from the Service's, so that it is
-// the same however often it is computed.
+// ipAddress returns the object that upstream's allocator would create. Its uid is derived from the Service's, so that
+// it is the same whenever it is computed.
 func ipAddress(service *api.Service, address netip.Addr) *networkingv1.IPAddress {
 	family := string(api.IPv4Protocol)
 	if address.Is6() {

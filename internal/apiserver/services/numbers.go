@@ -12,7 +12,7 @@ type span struct{ first, count uint64 }
 
 // bands divides a range as upstream does. The allocator chooses from the upper band while it lasts, so that the lower
 // band stays free for users who ask for a certain address or port. The lower band's size is min(max(least, size/step),
-// most); a range that is no larger than least has no lower band.
+// most); a range not larger than least has no lower band.
 func bands(first, count uint64, size, least, most, step uint64) []span {
 	if size <= least || count == 0 {
 		return []span{{first, count}}
@@ -57,7 +57,7 @@ func contains(prefix netip.Prefix, address netip.Addr) bool {
 	return size >= 1<<62 || address.Compare(offset(prefix, count)) <= 0
 }
 
-// offset is the prefix's nth address.
+// offset returns the prefix's nth address.
 func offset(prefix netip.Prefix, n uint64) netip.Addr {
 	if prefix.Addr().Is4() {
 		base := prefix.Addr().As4()
@@ -71,5 +71,5 @@ func offset(prefix netip.Prefix, n uint64) netip.Addr {
 	return netip.AddrFrom16(base)
 }
 
-// First is the prefix's first address, which the API's own Service has.
+// First returns the prefix's first address, which the API's own Service has.
 func First(prefix netip.Prefix) netip.Addr { return offset(prefix, 1) }

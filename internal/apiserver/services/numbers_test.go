@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBands compares with upstream's figures for ranges of each size.
+// TestBands compares the bands with upstream's figures for ranges of each size.
 func TestBands(t *testing.T) {
 	require.Equal(t, []span{{257, 1<<20 - 2 - 256}, {1, 256}}, bands(1, 1<<20-2, 1<<20, 16, 256, 16), "10.96.0.0/12")
 	require.Equal(t, []span{{17, 254 - 16}, {1, 16}}, bands(1, 254, 256, 16, 256, 16), "a /24")

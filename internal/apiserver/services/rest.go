@@ -52,7 +52,7 @@ func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.En
 	return &REST{REST: services, alloc: alloc}, status, proxied, nil
 }
 
-// bindAllocator tells the allocator which request it chooses for. Upstream's interfaces do not.
+// bindAllocator tells the allocator for which request it chooses, since upstream's interfaces do not.
 func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 	create, update := store.BeginCreate, store.BeginUpdate
 	store.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (finish genericregistry.FinishFunc, err error) {
@@ -71,8 +71,9 @@ func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 	}
 }
 
-// ownedEndpoints are deleted with their service, by whoever deletes that and in the same transaction. Upstream's hook
-// is not told the request, so the storage remembers it by the object that the hook is given.
+// ownedEndpoints deletes the Endpoints of a deleted service as the same user, and in the same transaction if there is
+// one. Upstream's hook does not get the request, so the storage remembers the request's context under the object that
+// the hook gets.
 type ownedEndpoints struct {
 	servicestore.EndpointsStorage
 	deleted sync.Map // contexts of requests, by the service that they have just deleted
@@ -92,7 +93,7 @@ func (e *ownedEndpoints) bind(store *genericregistry.Store) {
 	}
 }
 
-// Delete implements rest.GracefulDeleter. A request that has ended meanwhile does not keep it from its end.
+// Delete implements rest.GracefulDeleter. It is finished even if the request ends meanwhile.
 func (e *ownedEndpoints) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	namespace := apirequest.NamespaceValue(ctx)
 	if of, ok := e.hooks.Load(types.NamespacedName{Namespace: namespace, Name: name}); ok {
@@ -116,10 +117,11 @@ func (d deletions) Delete(ctx context.Context, key string, out runtime.Object, p
 	return err
 }
 
-// Create implements rest.Creater. When two writers choose the same address, one of them chooses again (allocate).
+// Create implements rest.Creater. If two writers choose the same address, one of them chooses again (allocate).
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
 	err = r.allocate(ctx, func(ctx context.Context) error {
-		// Upstream fills in the object. The choice of a failed attempt must not look like the user's own.
+		// Upstream writes its choices into the object, so each attempt gets a copy. The choice of a failed attempt must
+		// not look like the user's own.
 		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
 		return err
 	})
@@ -136,11 +138,12 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 }
 
 // maxAllocations bounds the attempts of one request. Each lost attempt means that another service won, and requests of
-// one process never choose the same. So only many processes on a nearly full range reach it.
+// one process never choose the same. So only many processes that share a nearly full range reach this bound.
 const maxAllocations = 16
 
-// allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the winner's claim.
-// A dynamic choice then avoids it; a user who asked for just that address or port gets upstream's 422.
+// allocate calls write until write does not lose a claim. After a loss it catches up, so that the view holds the
+// winner's claim. The next choice then avoids the claimed name; a user who asked for that address or port gets
+// upstream's 422.
 func (r *REST) allocate(ctx context.Context, write func(context.Context) error) error {
 	ctx, release := r.alloc.begin(ctx)
 	defer release()

@@ -2,12 +2,12 @@
 //
 // Nouns. The allocator chooses an address or a port that is free in the newest view. A choice is only a proposal. A
 // claim is an object that holds the choice: an IPAddress for an address, an object of our own for a node port.
-// Kubestore appends the claims in the same batch as the Service and deletes them with it, so that the log decides who
-// gets what, and nothing leaks when a process dies (docs/decisions/claims.md).
+// Kubestore appends the claims in the same batch as the Service and deletes them with it, so that the log decides which
+// Service gets a choice, and no claim is left over when a process dies (docs/decisions/claims.md).
 //
 // The path of a new Service through the package:
 //
-//  1. rest.go opens a proposal for the request, and takes the allocator's turn while upstream's registry asks it.
+//  1. rest.go opens a proposal for the request, and holds the allocator's turn while upstream's registry chooses.
 //  2. allocator.go answers from the newest view.
 //  3. claims.go names the claims of the Service that is to be written.
 //  4. If another writer has won a claim in the meantime, rest.go catches up and starts over.
@@ -22,16 +22,16 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Ranges say which addresses and ports Services may get. The zero value is kube-apiserver's default.
+// Ranges says which addresses and ports Services may get. The zero value is kube-apiserver's default.
 type Ranges struct {
-	// CIDR that bootstrap writes as ServiceCIDR 'kubernetes', '10.96.0.0/12' by default. Every Service has its family.
-	// Afterwards the ServiceCIDR objects decide.
+	// CIDR is written by bootstrap as ServiceCIDR 'kubernetes'. It is '10.96.0.0/12' by default. Every Service has its
+	// IP family. After bootstrap the ServiceCIDR objects decide about addresses.
 	CIDR string
 	// NodePorts is '30000-32767' by default.
 	NodePorts utilnet.PortRange
 }
 
-// Prefix is the CIDR.
+// Prefix returns the CIDR.
 func (r Ranges) Prefix() (netip.Prefix, error) {
 	if r.CIDR == "" {
 		r.CIDR = "10.96.0.0/12"
