@@ -1,10 +1,10 @@
-// Package bootstrap writes what kube-apiserver makes when it starts: namespaces and what each of them has, the RBAC
-// policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the APIServices of the built-in
-// versions.
+// Package bootstrap writes the objects that kube-apiserver makes when it starts: namespaces and the objects that each
+// of them has, the RBAC policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the
+// APIServices of the built-in versions.
 //
-// Nouns. The marker says which version's objects were written. It is written last. Once it is there, a call costs one
+// Nouns. The marker says which version's objects were written. It is written last. Once it exists, a call costs one
 // read and writes nothing, so objects that a user has deleted stay deleted until the next version of Kubernetes. If a
-// process crashes before it writes the marker, the next call skips the objects that are there.
+// process crashes before it writes the marker, the next call skips the objects that exist.
 package bootstrap
 
 import (
@@ -34,20 +34,20 @@ import (
 type Config struct {
 	Cell   kubestore.Cell
 	Stores *resources.Stores
-	// Ranges are those of Services.
+	// Ranges are the ranges of Services.
 	Ranges services.Ranges
-	// RootCA is the certificate that every namespace has, empty for none.
+	// RootCA is the certificate that every namespace gets. It is empty if there is none.
 	RootCA []byte
-	// Loopback is the configuration of a client in the same process that may do everything.
+	// Loopback is the configuration of a client that calls this process and may do everything.
 	Loopback *clientrest.Config
 	// Version of Kubernetes.
 	Version string
 }
 
-// revision counts the changes to what is written for one version of Kubernetes.
+// revision counts changes to the objects that are written for one version of Kubernetes.
 const revision = 2
 
-// batch is how many objects one atomic batch may hold: enough for all of them today. The log takes 1,000.
+// batch is how many objects one atomic batch may hold: enough for all objects today. The log's limit is 1,000.
 const batch = 500
 
 // attempts bounds how often Write tries while other processes write the same objects.
@@ -82,7 +82,7 @@ func (c Config) write(ctx context.Context) error {
 		return nil
 	}
 	if found {
-		// An older version was here. Its roles get what they lack, as in kube-apiserver.
+		// An older version was written. Its roles get the rules that they lack, as in kube-apiserver.
 		if err := c.reconcilePolicy(ctx); err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (c Config) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if view, err = c.Cell.Projection.Latest(ctx); err != nil { // nothing is appended from an old one
+	if view, err = c.Cell.Projection.Latest(ctx); err != nil { // writes are not computed from the old view
 		return err
 	}
 	writes, err := c.writes(ctx, view, wanted)
@@ -149,7 +149,7 @@ func (c Config) writes(ctx context.Context, view *projection.View, wanted [][]st
 	return writes, nil
 }
 
-// encodeAll encodes each object with its claims. All processors do: 'dev' waits for it in its first start.
+// encodeAll encodes each object with its claims. It uses all processors, because 'dev' waits for it in its first start.
 func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error) {
 	encoder := encoder{c.Cell.Cluster, c.Stores, metav1.NewTime(time.Now().UTC().Truncate(time.Second))}
 	resources := map[schema.GroupResource]generic.RESTOptions{}
@@ -158,7 +158,7 @@ func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error)
 	group.SetLimit(runtime.GOMAXPROCS(0))
 	for i, o := range all {
 		options, ok := resources[o.resource]
-		if !ok { // finding out takes as long as encoding a few objects
+		if !ok { // kept, since this takes as long as encoding a few objects
 			var err error
 			if options, err = c.optionsOf(o); err != nil {
 				return nil, errors.Join(err, group.Wait())
@@ -175,7 +175,7 @@ func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error)
 	return encoded, group.Wait()
 }
 
-// optionsOf says how an object is stored.
+// optionsOf returns how an object is stored.
 func (c Config) optionsOf(o object) (generic.RESTOptions, error) {
 	if o.resource == aggregation.Resource {
 		return aggregation.Options(c.Stores)
@@ -183,14 +183,14 @@ func (c Config) optionsOf(o object) (generic.RESTOptions, error) {
 	return c.Stores.GetRESTOptions(o.resource, o.object)
 }
 
-// writeOver overwrites whatever the view holds under the key.
+// writeOver returns the write that stores s, whatever the view holds under its key.
 func writeOver(ctx context.Context, view *projection.View, s stored) (projection.Write, error) {
 	at, err := view.State(ctx, s.key)
 	return at.Put(s.contentType, s.body, 0), err
 }
 
-// appendAll appends the writes in order, in as few batches as possible. If one fails, the batches before it stay; the
-// next call finds their objects and goes on.
+// appendAll appends the writes in order, in as few batches as possible. If a batch fails, the batches before it stay;
+// the next call finds their objects and goes on.
 func (c Config) appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
 	for len(writes) > 0 {
 		n := min(len(writes), batch)
@@ -202,8 +202,8 @@ func (c Config) appendAll(ctx context.Context, view *projection.View, writes []p
 	return nil
 }
 
-// reconcilePolicy gives existing roles and bindings what a newer version of Kubernetes adds to them. It runs upstream's
-// own start-up hook in process. The hook's context ends with the call.
+// reconcilePolicy gives existing roles and bindings the rules and subjects that a newer version of Kubernetes adds. It
+// runs upstream's own start-up hook in this process. The hook's context ends with the call.
 func (c Config) reconcilePolicy(ctx context.Context) error {
 	_, hook, err := rbacrest.RESTStorageProvider{}.PostStartHook()
 	if err != nil {

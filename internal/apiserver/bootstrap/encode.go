@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// stored is an object, or a claim, as it is to be stored.
+// stored is an object, or a claim, in its stored form.
 type stored struct {
 	key         eventlog.Key
 	contentType string
@@ -33,8 +33,8 @@ type encoder struct {
 	now     metav1.Time
 }
 
-// encode does to the object what the registry's create would do, except validation. The objects are constants, and a
-// test puts each one back through the API. The result is the object and then its claims.
+// encode does to the object what the registry's create would do, except validation. That is not needed, because the
+// objects are constants and a test updates each through the API. It returns the object and then its claims.
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	scheme := o.scheme()
 	scheme.Default(o.object)
@@ -86,8 +86,8 @@ func (e encoder) claims(ctx context.Context, resource schema.GroupResource, obje
 	return all, nil
 }
 
-// complete does what the registry of services does during a create, and what a controller of kube-apiserver does right
-// after one.
+// complete does what the registry of Services does during a create, and what kube-apiserver's controller of
+// ServiceCIDRs does right after one.
 func complete(object runtime.Object, now metav1.Time) {
 	switch o := object.(type) {
 	case *api.Service:

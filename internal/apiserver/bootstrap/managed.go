@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// managedJSON says who manages which fields of each object. The objects are constants, so upstream's field managers
-// find the same each time. To ask them took longer than all else that is done to the objects.
+// managedJSON has the managed fields of each object. The objects are constants, so upstream's field managers would
+// compute the same each time. Computing them took longer than everything else that is done to the objects.
 //
 //go:generate go test . -run TestManagedIsCurrent -update
 //go:embed managed.json
@@ -26,7 +26,7 @@ type managedBy struct {
 }
 
 var managed = sync.OnceValues(func() (map[string][]metav1.ManagedFieldsEntry, error) {
-	var compact bytes.Buffer // fields are stored as they are written
+	var compact bytes.Buffer // fields are stored as they are written here
 	if err := json.Compact(&compact, managedJSON); err != nil {
 		return nil, err
 	}
@@ -43,13 +43,13 @@ var managed = sync.OnceValues(func() (map[string][]metav1.ManagedFieldsEntry, er
 	return byObject, nil
 })
 
-// inManaged is the name of an object in managedJSON.
+// inManaged returns the name of an object in managedJSON.
 func inManaged(resource schema.GroupResource, o metav1.Object) string {
 	return fmt.Sprintf("%s %s/%s", resource, o.GetNamespace(), o.GetName())
 }
 
-// manage records in a new object who manages its fields, as kube-apiserver would have it. An object that is unknown
-// here has no managers: upstream has more roles behind feature gates, which a program that embeds this one may open.
+// manage gives a new object the managed fields that it has in kube-apiserver. An object that managedJSON lacks gets
+// none: upstream has more roles behind feature gates, which a program that embeds this package may enable.
 func manage(resource schema.GroupResource, o metav1.Object, now metav1.Time) error {
 	all, err := managed()
 	if err != nil {

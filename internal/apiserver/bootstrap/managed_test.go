@@ -32,7 +32,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
 
-// TestManagedIsCurrent asks upstream's field managers again who manages the fields of every object.
+// TestManagedIsCurrent compares managedJSON with the managed fields that upstream's field managers compute.
 func TestManagedIsCurrent(t *testing.T) {
 	found := managedWith(t, services.Ranges{})
 	require.Equal(t, found, managedWith(t, services.Ranges{CIDR: "fd00:10:96::/112"}), "the fields of what depends on the ranges are the same")
@@ -66,7 +66,7 @@ func managedWith(t *testing.T, ranges services.Ranges) string {
 	return out.String()
 }
 
-// askUpstream creates the object as the API would, and returns who manages its fields then.
+// askUpstream creates the object as the API would, and returns its managed fields.
 func askUpstream(t *testing.T, o object) []metav1.ManagedFieldsEntry {
 	scheme := o.scheme()
 	scheme.Default(o.object)
@@ -103,7 +103,7 @@ func fieldManager(t *testing.T, scheme *runtime.Scheme, strategy any, kind schem
 	return manager
 }
 
-// applyReady does what kube-apiserver's controller of ServiceCIDRs does. Its outcome is what the product writes itself.
+// applyReady does what kube-apiserver's controller of ServiceCIDRs does. The product writes the outcome itself.
 func applyReady(t *testing.T, scheme *runtime.Scheme, cidr *networking.ServiceCIDR) runtime.Object {
 	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
 	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")

@@ -40,7 +40,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
-// object is a versioned object and how its registry stores it.
+// object is a versioned object, with the resource and strategy of its registry.
 type object struct {
 	resource schema.GroupResource
 	strategy rest.RESTCreateStrategy
@@ -50,7 +50,7 @@ type object struct {
 	}
 }
 
-// scheme knows the object's type. Upstream's aggregator has its own.
+// scheme returns the scheme of the object's type. Upstream's aggregator has its own scheme.
 func (o object) scheme() *runtime.Scheme {
 	if o.resource == aggregation.Resource {
 		return aggregatorscheme.Scheme
@@ -58,10 +58,10 @@ func (o object) scheme() *runtime.Scheme {
 	return legacyscheme.Scheme
 }
 
-// systemNamespaces are those of kube-apiserver and the one of node leases.
+// systemNamespaces are the namespaces that kube-apiserver makes, and that of node leases.
 var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 
-// objects returns every object, namespaces before what is in them.
+// objects returns all objects, each namespace before the objects in it.
 func objects(ranges services.Ranges, rootCA []byte) ([]object, error) {
 	objects := namespaceObjects(rootCA)
 	policy, err := policyObjects()
@@ -97,7 +97,8 @@ func namespaceObjects(rootCA []byte) []object {
 	return objects
 }
 
-// readsThePast lets those who may 'view' a namespace see who changed the objects that they may get.
+// readsThePast returns the role that lets users who may 'view' a namespace see who changed the objects that they may
+// get.
 func readsThePast() rbacv1.ClusterRole {
 	return rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "logplane:aggregate-to-view", Labels: map[string]string{
@@ -106,8 +107,8 @@ func readsThePast() rbacv1.ClusterRole {
 	}
 }
 
-// writesTransactions lets everybody who is authenticated send transactions: each operation is judged as a request of
-// its own.
+// writesTransactions returns the role and binding that let every authenticated user send transactions. Each operation
+// is authorized as a request of its own.
 func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
 	meta := metav1.ObjectMeta{Name: "logplane:transactions", Labels: map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"}}
 	return rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
@@ -116,7 +117,7 @@ func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated}}}
 }
 
-// policyObjects is upstream's RBAC policy, and two roles of ours. The rules of 'admin', 'edit' and 'view' are
+// policyObjects returns upstream's RBAC policy, and two roles of ours. The rules of 'admin', 'edit' and 'view' are
 // aggregated here, because no controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
@@ -147,8 +148,8 @@ func policyObjects() ([]object, error) {
 	return objects, nil
 }
 
-// serviceObjects returns the range of cluster IPs, and the Service through which pods find this API, at the range's
-// first address. There are no endpoints, because a function's address means nothing to a pod.
+// serviceObjects returns the range of cluster IPs, and the Service through which Pods find this API, at the range's
+// first address. The Service gets no endpoints, because Pods cannot use a function's address.
 func serviceObjects(ranges services.Ranges) ([]object, error) {
 	prefix, err := ranges.Prefix()
 	if err != nil {

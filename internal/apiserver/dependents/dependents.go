@@ -1,12 +1,12 @@
 // Package dependents keeps an index of owner references, from which garbage is collected.
 //
 // Nouns. A dependent is an object that names owners in `metadata.ownerReferences`. For each owner that it names there
-// is a reference: a row that is found by the owner's uid, and whose value names both. An object is collecting while
-// its deletion waits for its dependents: it has the finalizer of a foreground deletion or of orphaning. Then it has a
-// row too, which is found by its own uid.
+// is a reference: a row that is found by the owner's uid, and whose value names owner and dependent. An object is
+// collecting while its deletion waits for its dependents: it has the finalizer of a foreground deletion or of
+// orphaning. While it is collecting, it has a row, which is found by its own uid.
 //
 // Both kinds of rows are written in the atomic batch of their object. So the index is true at every revision, and a
-// collector reads only what concerns it: neither all objects nor a graph in memory.
+// collector reads only the rows that concern it. It needs neither all objects nor a graph in memory.
 package dependents
 
 import (
@@ -63,7 +63,7 @@ func objectOf(k eventlog.Key) Object {
 
 // Reference says that a dependent names an owner.
 type Reference struct {
-	// Owner is as the dependent names it, but does not say whether it is the controller. There may be no such object.
+	// Owner is the owner reference of the dependent, without the field 'controller'. There may be no such object.
 	Owner     metav1.OwnerReference `json:"owner"`
 	Dependent Object                `json:"dependent"`
 }
@@ -75,7 +75,7 @@ func keyOf(cluster, resource, name string) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: resource, Prefix: prefixOf(resource), Name: name}
 }
 
-// hash makes part of a name of what a user may have chosen freely.
+// hash turns a text that a user may have chosen freely into a part of a row's name.
 func hash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:16])
@@ -122,7 +122,7 @@ func Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]proj
 	return index.writes, index.err
 }
 
-// accessorOf is nil for no object.
+// accessorOf returns nil if there is no object.
 func accessorOf(object runtime.Object) metav1.Object {
 	if object == nil {
 		return nil
@@ -134,7 +134,7 @@ func accessorOf(object runtime.Object) metav1.Object {
 	return accessor
 }
 
-// owners are the owners of an object, each once.
+// owners returns the owners of an object, by uid.
 func owners(object metav1.Object) map[types.UID]metav1.OwnerReference {
 	if object == nil {
 		return nil
@@ -151,13 +151,13 @@ func owners(object metav1.Object) map[types.UID]metav1.OwnerReference {
 	return all
 }
 
-// collecting says whether the object's deletion waits for its dependents.
+// collecting reports whether the object's deletion waits for its dependents.
 func collecting(object metav1.Object) bool {
 	return object != nil && object.GetDeletionTimestamp() != nil &&
 		(slices.Contains(object.GetFinalizers(), metav1.FinalizerDeleteDependents) || slices.Contains(object.GetFinalizers(), metav1.FinalizerOrphanDependents))
 }
 
-// index gathers writes until the first error.
+// index collects the writes of one change, until the first error.
 type index struct {
 	ctx    context.Context
 	view   *projection.View
@@ -206,7 +206,7 @@ func Of(ctx context.Context, v *projection.View, cluster string, owner types.UID
 	}
 }
 
-// All yields every reference, those to one owner together.
+// All yields every reference. References to one owner follow one another.
 func All(ctx context.Context, v *projection.View, cluster string) iter.Seq2[Reference, error] {
 	return references(ctx, v, cluster+prefixOf(References)+"/")
 }
@@ -288,7 +288,7 @@ func MetadataOf(contentType string, encoded []byte) (*metav1.PartialObjectMetada
 	if err := envelope.Unmarshal(raw); err != nil {
 		return nil, err
 	}
-	// Every built-in kind has its metadata in field 1, as this one has. It skips the others.
+	// Every built-in kind has its metadata in field 1, as PartialObjectMetadata has. Decoding skips the other fields.
 	var object metav1.PartialObjectMetadata
 	if err := object.Unmarshal(envelope.Raw); err != nil {
 		return nil, err

@@ -1,9 +1,10 @@
-// Package tokens issues the tokens of service accounts, and verifies them.
+// Package tokens issues and verifies the tokens of service accounts.
 //
-// Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it dies with what
-// it is bound to. The token of a Secret, which upstream calls legacy, is stored in the Secret that it is bound to. An
-// issuer is the URL that names who signed a token. The keys are one private key that signs and any number of public
-// keys that verify. They are read again when their files change, so keys can be rotated without a restart.
+// Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it becomes
+// invalid when that object is deleted. The token of a Secret, which upstream calls legacy, is stored in the Secret to
+// which it is bound. An issuer is the URL that identifies the signer of a token. The keys are one private key that
+// signs and any number of public keys that verify. Keys are read again when their files change, so they can be rotated
+// without a restart.
 package tokens
 
 import (
@@ -34,32 +35,33 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// MaxExtendedExpiration is how long a Pod's token of an hour really lives. Upstream extends it for clients that read
-// their token only once.
+// MaxExtendedExpiration is how long a Pod's token is valid that was requested for an hour. Upstream extends it for
+// clients that read their token only once.
 const MaxExtendedExpiration = serviceaccount.ExpirationExtensionSeconds * time.Second
 
-// Config says who issues tokens and for whom. Its fields are flags of kube-apiserver.
+// Config has the issuers, keys and audiences of tokens. Its fields are flags of kube-apiserver.
 type Config struct {
-	// Issuers are URLs, or names without a colon. The first one issues tokens; those of all are accepted. Without
-	// issuers no token is issued or accepted.
+	// Issuers are URLs, or names without a colon. New tokens are of the first issuer; tokens of all issuers are
+	// accepted. Without issuers, tokens are neither issued nor accepted.
 	Issuers []string
-	// SigningKeyFile holds the private key that signs. Without it no token is issued. Its public half verifies.
+	// SigningKeyFile holds the private key that signs. Without it, tokens are not issued. Its public half verifies
+	// tokens.
 	SigningKeyFile string
-	// KeyFiles hold keys that verify as well, for example one that has signed before. A private key stands for its
-	// public half.
+	// KeyFiles hold more keys that verify, for example one that signed formerly. A private key stands for its public
+	// half.
 	KeyFiles []string
-	// Audiences are those of this API; without any, the issuers are.
+	// Audiences are the audiences of this API. If it is empty, the issuers are the audiences.
 	Audiences []string
 	// MaxExpiration bounds the life of a token; 0 for no bound.
 	MaxExpiration time.Duration
 	// NoExtension switches MaxExtendedExpiration off.
 	NoExtension bool
-	// JWKSURI is where discovery says that the public keys are, ExternalAddress the host and port of this API if that
-	// is empty.
+	// JWKSURI is the URL of the public keys in discovery. If it is empty, the URL is made of ExternalAddress, the host
+	// and port of this API.
 	JWKSURI, ExternalAddress string
 }
 
-// Check says what is wrong with a configuration before its files are read.
+// Check returns an error for an invalid configuration. It does not read the files.
 func (c Config) Check() error {
 	if len(c.Issuers) == 0 {
 		if c.SigningKeyFile != "" || len(c.KeyFiles) > 0 || len(c.Audiences) > 0 || c.MaxExpiration != 0 || c.JWKSURI != "" {
@@ -85,17 +87,17 @@ func (c Config) Check() error {
 	return nil
 }
 
-// Tokens issues and verifies. It is safe for concurrent use.
+// Tokens issues and verifies tokens. It is safe for concurrent use.
 type Tokens struct {
 	config Config
 	keys   *reload.Value[keys]
 }
 
-// keys are what the files hold.
+// keys has the keys that the files hold.
 type keys struct {
 	generator, ofSecrets serviceaccount.TokenGenerator // nil without a key that signs
 	verifying            serviceaccount.PublicKeysGetter
-	// discovery is nil for an issuer that OpenID has no discovery for.
+	// discovery is nil if OpenID has no discovery for the issuer, whose name is not a URL.
 	discovery serviceaccount.OpenIDMetadataProvider
 }
 
@@ -150,10 +152,10 @@ func (c Config) readKeys() (k keys, err error) {
 	return k, nil
 }
 
-// Issues reports whether there is a key that signs.
+// Issues reports whether there is a key to sign with.
 func (t *Tokens) Issues() bool { return t != nil && t.config.SigningKeyFile != "" }
 
-// Audiences are those of this API; nil without an issuer.
+// Audiences returns the audiences of this API, nil without an issuer.
 func (t *Tokens) Audiences() authenticator.Audiences {
 	if t == nil {
 		return nil
@@ -172,8 +174,8 @@ func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private 
 	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
 }
 
-// Fill gives a Secret the token of a service account, its namespace and the certificate, if there is one: what
-// upstream's token controller finds missing. It is only for who issues.
+// Fill adds to a Secret what upstream's token controller would add: the token of a service account, its namespace and
+// the certificate, if there is one. It may be called only if Issues is true.
 func (t *Tokens) Fill(ctx context.Context, secret *core.Secret, account *corev1.ServiceAccount, rootCA []byte) error {
 	data := maps.Clone(secret.Data)
 	if data == nil {
@@ -199,12 +201,12 @@ func (t *Tokens) Fill(ctx context.Context, secret *core.Secret, account *corev1.
 	return nil
 }
 
-// Authenticator verifies tokens. It checks signature, audience and life first, then calls catchUp, which makes objects
-// as new as the log, and then checks that what the token is bound to still exists.
+// Authenticator verifies tokens. It first checks signature, audience and expiration. Then it calls catchUp, which makes
+// objects as new as the log. Last it checks that the objects to which the token is bound still exist.
 func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) error) authenticator.Token {
 	ofSecrets, err := serviceaccount.NewLegacyValidator(true, objects, untracked{})
 	if err != nil {
-		panic(err) // it wants what it has
+		panic(err) // cannot happen: all arguments are given
 	}
 	return tokenunion.New(
 		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, newestKeys{t}, t.config.Audiences, catchingUp(ofSecrets, catchUp)),
@@ -212,8 +214,8 @@ func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) er
 	)
 }
 
-// untracked takes the day on which the token of a Secret was used, and forgets it. Upstream writes it to a label of the
-// Secret. Here a read would become a write, and it would have to be done before the request has a place.
+// untracked discards the day on which the token of a Secret was used. Upstream writes that day to a label of the
+// Secret. Here a read would become a write, before the request has a place.
 type untracked struct{ typedcorev1.SecretInterface }
 
 // Secrets implements upstream's SecretsGetter.
@@ -224,7 +226,7 @@ func (untracked) Patch(context.Context, string, types.PatchType, []byte, metav1.
 	return nil, nil
 }
 
-// catchingUp infers the type of upstream's private claims, which has no name elsewhere.
+// catchingUp makes an exact validator. It exists to infer the type of upstream's private claims, which is not exported.
 func catchingUp[T any](v serviceaccount.Validator[T], catchUp func(context.Context) error) serviceaccount.Validator[T] {
 	return exact[T]{v, catchUp}
 }
@@ -244,7 +246,7 @@ func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims
 	return e.Validator.Validate(ctx, token, public, private)
 }
 
-// newestKeys is upstream's interface to what the files hold now.
+// newestKeys implements upstream's interface with the keys that the files hold now.
 type newestKeys struct{ *Tokens }
 
 // AddListener implements serviceaccount.PublicKeysGetter. Every call returns the newest keys, so no listener is needed.
@@ -260,7 +262,7 @@ func (k newestKeys) GetPublicKeys(ctx context.Context, keyID string) []serviceac
 	return k.keys.Get().verifying.GetPublicKeys(ctx, keyID)
 }
 
-// Objects are what tokens are bound to. The listers must answer exactly.
+// Objects reads the objects to which tokens are bound. The listers must answer exactly.
 type Objects struct {
 	Accounts corelisters.ServiceAccountLister
 	Pods     corelisters.PodLister
@@ -288,7 +290,7 @@ func (o Objects) GetNode(_ context.Context, name string) (*corev1.Node, error) {
 	return o.Nodes.Get(name)
 }
 
-// Paths are those that ServeDiscovery answers.
+// Paths returns the paths that ServeDiscovery answers.
 func (t *Tokens) Paths() []string {
 	if t == nil || t.keys.Get().discovery == nil {
 		return nil
@@ -296,8 +298,8 @@ func (t *Tokens) Paths() []string {
 	return []string{serviceaccount.OpenIDConfigPath, serviceaccount.JWKSPath}
 }
 
-// ServeDiscovery answers '/.well-known/openid-configuration' and '/openid/v1/jwks', which say how clients can verify
-// tokens by themselves. It reports false, and answers nothing, for any other path and for an issuer without discovery.
+// ServeDiscovery answers '/.well-known/openid-configuration' and '/openid/v1/jwks', with which clients can verify
+// tokens by themselves. It returns false without answering for any other path, and for an issuer without discovery.
 func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
 	if t == nil || r.Method != http.MethodGet {
 		return false
