@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// selfDescribed is the tag at the start of the CBOR that upstream writes. It says only that this is CBOR.
+// selfDescribed is the tag at the start of the CBOR that upstream writes. It only marks the data as CBOR.
 const selfDescribed = "\xd9\xd9\xf7"
 
 // The major types of CBOR that are not numbers.
@@ -21,26 +21,26 @@ const (
 // indefinite is the length of an item that ends with a break.
 const indefinite = -1
 
-// CBOR measures a data item. A tag is a container, as it is for the decoder.
+// CBOR measures a data item. A tag counts as a container, as it does for the decoder.
 func CBOR(item []byte) (Shape, error) {
 	s := Shape{Bytes: len(item)}
 	err := s.cbor(item, 0)
 	return s, err
 }
 
-// cborLevel is a container that is being read. Until it ends, its members count items; a map has two items for each
-// member.
+// cborLevel is a container that is being read. While it is read, level.members counts items; a map has two items for
+// each member.
 type cborLevel struct {
 	level
-	// left are the items to come; indefinite until a break.
+	// left is the number of items still to come, or indefinite if they end with a break.
 	left  int64
 	isMap bool
-	// data: it is a tag around bytes that are not text.
+	// data: the container is a tag around bytes that are not text.
 	data bool
 }
 
-// Upstream writes text as byte strings, and bytes as byte strings in one of these tags. In JSON they become base64url,
-// base64 or base16.
+// Upstream writes text as byte strings, and bytes as byte strings in one of these tags. In JSON tagged bytes become
+// base64url, base64 or base16.
 const firstDataTag, lastDataTag = 21, 23
 
 // cbor measures an item that is inside base other containers. It stops where the item is not well-formed: the decoder
@@ -51,7 +51,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 		rest = rest[len(selfDescribed):]
 	}
 	var open [MaxDepth + 1]cborLevel
-	next := ordinary // what a list that comes next holds
+	next := ordinary // how the members of a list that comes next are counted
 	for depth := 0; ; {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
@@ -92,7 +92,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 			switch {
 			case major == cborTag:
 				left = 1
-			case argument > MaxValues || argument < indefinite: // more than the limit, or than an int64 holds
+			case argument > MaxValues || argument < indefinite: // above the limit, or beyond int64
 				s.Values = MaxValues + 1
 				return s.check()
 			case major == cborMap && argument > 0:
@@ -120,7 +120,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 			depth--
 		}
 		if depth == 0 {
-			return s.check() // the decoder refuses what follows
+			return s.check() // the decoder refuses bytes that follow
 		}
 		if s.Values > MaxValues {
 			return errValues
@@ -166,7 +166,7 @@ func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// cborChunks joins the chunks of a string of indefinite length, and returns what follows it.
+// cborChunks joins the chunks of a string of indefinite length, and returns the bytes after it.
 func cborChunks(rest []byte) (content, after []byte, ok bool) {
 	for {
 		major, argument, size, ok := cborHead(rest)

@@ -9,21 +9,21 @@ import (
 // structural are the bytes that have a meaning outside of a string.
 var structural = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true, ',': true}
 
-// JSON measures a JSON text. What is not JSON is measured by its brackets and commas outside of strings.
+// JSON measures a JSON text. Other text is measured by its brackets and commas outside of strings.
 func JSON(text []byte) (Shape, error) {
 	s := Shape{Bytes: len(text)}
 	err := s.json(text, 0)
 	return s, err
 }
 
-// json measures a text that is inside base other containers. Some decoders would store text that is not UTF-8 as it is,
-// and then no encoder could write it.
+// json measures a text that is inside base other containers. It refuses text that is not UTF-8, which some decoders
+// would store unchanged, and which no encoder could then write.
 func (s *Shape) json(text []byte, base int) error {
 	if !utf8.Valid(text) {
 		return errNotUTF8
 	}
 	var open [MaxDepth + 1]level // by depth above base
-	depth, next := 0, ordinary   // next: what a list that comes next holds
+	depth, next := 0, ordinary   // next: how the members of a list that comes next are counted
 	for i := 0; ; i++ {
 		for i < len(text) && !structural[text[i]] {
 			i++
@@ -42,7 +42,7 @@ func (s *Shape) json(text []byte, base int) error {
 			if err := s.enter(base + depth); err != nil {
 				return err
 			}
-			open[depth] = level{start: i, members: 1, list: c == '['} // one member, even if it is empty
+			open[depth] = level{start: i, members: 1, list: c == '['} // an empty container counts as having one member
 			if c == '[' {
 				open[depth].counted = next
 			}
@@ -85,8 +85,8 @@ func stringEnd(text []byte, i int) int {
 	}
 }
 
-// countedAs returns what a list is counted as whose name is a string with its quotes. Any character of it may be
-// written as an escape.
+// countedAs returns how the members of a list are counted, given the list's name with its quotes. Any character of the
+// name may be escaped.
 func countedAs(quoted []byte) counted {
 	const escape = len(`\u0000`)
 	if len(quoted) < shortestCounted+2 || len(quoted) > escape*longestCounted+2 {

@@ -2,20 +2,20 @@ package shape
 
 import "bytes"
 
-// maxDigits bounds the digits of a number that is parsed exactly, as a quantity is. maxExponent bounds the digits of
-// its exponent. Upstream computes the power of ten: '1e2000000000' occupies a processor for minutes.
+// maxDigits bounds the digits of a number that is parsed exactly, such as a quantity. maxExponent bounds the digits of
+// its exponent, because upstream computes the power of ten: '1e2000000000' occupies a processor for minutes.
 const maxDigits, maxExponent = 1000, 3
 
 // ErrQuantity refuses quantities beyond these bounds.
 var ErrQuantity = &Error{Malformed: true, message: "a quantity in it has more than 1000 digits, or an exponent of more than 3"}
 
-// IsQuantity is false for the text of a quantity that would take long to parse or to compare.
+// IsQuantity reports whether a text can be parsed and compared as a quantity in a short time.
 func IsQuantity(text []byte) bool {
 	e := bytes.LastIndexAny(text, "eE")
 	return len(text) <= maxDigits && (e < 0 || exponentAt(text[e+1:]) <= maxExponent)
 }
 
-// exponentAt returns how many digits the exponent at the start of the text has, without sign and leading zeros.
+// exponentAt returns the number of digits of the exponent at the start of the text, without sign and leading zeros.
 func exponentAt(text []byte) (digits int) {
 	if len(text) > 0 && (text[0] == '+' || text[0] == '-') {
 		text = text[1:]
@@ -28,12 +28,12 @@ func exponentAt(text []byte) (digits int) {
 }
 
 // HasLongNumber reports whether the text may contain a number that IsQuantity refuses, or an escape that may stand for
-// part of a number. It is a quick look at bytes: a caller that gets true looks closer.
+// part of a number. It is quick but may return true needlessly, so a caller that gets true must look closer.
 func HasLongNumber(text []byte) bool { return hasLongNumber(text, false) }
 
-// HasLongNumberInJSON is HasLongNumber of a JSON text. It passes over what is inside of a word, since a quantity is
-// all of a string or a number. One uid in twelve looks like a number: '5e48230' is in it. If any character is escaped
-// by its code, a word may be none.
+// HasLongNumberInJSON is HasLongNumber for a JSON text. It ignores numbers inside of a word, since a quantity is a
+// whole string or number. Otherwise one uid in twelve would look like a long number, because it contains something like
+// '5e48230'. If the text escapes any character by its code, words are not recognized, and HasLongNumber decides.
 func HasLongNumberInJSON(text []byte) bool {
 	return hasLongNumber(text, !bytes.Contains(text, []byte(`\u`)))
 }
@@ -60,8 +60,8 @@ func hasLongNumber(text []byte, words bool) bool {
 	return false
 }
 
-// endsInWord reports whether what follows the text, or a sign at its end, goes on with a word. The letter of an escape
-// such as '\n' is none.
+// endsInWord reports whether the text, without a sign at its end, ends in the middle of a word. The letter of an escape
+// such as '\n' is not part of a word.
 func endsInWord(text []byte) bool {
 	n := len(text) - 1
 	if n > 0 && (text[n] == '-' || text[n] == '+') {

@@ -13,37 +13,37 @@ import (
 
 // Message describes the messages of one Go type, from the tags of its fields. It is immutable.
 //
-// Generated decoders accept more than encoders write. A map's entry may reach beyond its own end, to the end of the
-// message around it, so that 150 KB decode to a gigabyte. Wire types in an entry are not checked. Here, bytes that a
-// decoder could nest differently are malformed. Generated decoders do not check either that strings are UTF-8, which
+// Generated decoders accept more than encoders write. They let a map's entry reach beyond its own end, to the end of
+// the message around it, so that 150 KB decode to a gigabyte. They do not check wire types in an entry. Here, bytes
+// that a decoder could nest differently are malformed. Nor do generated decoders check that strings are UTF-8, which
 // encoders of other formats require.
 type Message struct {
 	fields []field // by number
-	// raw: what it holds is JSON or CBOR.
+	// raw: the message holds JSON or CBOR.
 	raw bool
-	// counted is what it is counted as.
+	// counted says which of the shape's counts a message adds to.
 	counted counted
-	// quantity: its one field is the text of a quantity.
+	// quantity: the message's only field is the text of a quantity.
 	quantity bool
 }
 
-// field of a message that is more than a number.
+// field describes a field of a message, if it is more than a number.
 type field struct {
 	message *Message
-	// text: it is a string, or a map's values are strings.
+	// text: the field is a string, or the map's values are strings.
 	text bool
-	// isMap: it holds the entries of a map, whose keys and values have these wire types.
+	// isMap: the field is a map; keys and value are the wire types of its entries.
 	isMap       bool
 	keys, value protowire.Type
 }
 
-// maxFieldNumber is above all numbers in use, and keeps a table by number small.
+// maxFieldNumber is above all field numbers in use, and keeps the table by number small.
 const maxFieldNumber = 1 << 10
 
 // quantity is the Go type of a quantity.
 const quantity = "Quantity"
 
-// parsedAnnotations is part of the names of annotations that upstream parses and that contain quantities.
+// parsedAnnotations is a part of the names of annotations that upstream parses and that contain quantities.
 var parsedAnnotations = []byte("autoscaling.alpha.kubernetes.io/")
 
 // Describe describes a message by its Go type, with everything in it. Raw types hold JSON or CBOR.
@@ -51,7 +51,7 @@ func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
 	return describe(t, raw, map[reflect.Type]*Message{})
 }
 
-// describe remembers what it has described, since a type may contain itself.
+// describe remembers the types that it has described in known, since a type may contain itself.
 func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]*Message) (*Message, error) {
 	if m, ok := known[t]; ok {
 		return m, nil
@@ -140,7 +140,7 @@ type Envelope struct {
 	Raw              []byte
 }
 
-// Open reads an envelope as its decoder does: if a field occurs twice, the last one counts.
+// Open reads an envelope as upstream's decoder does: if a field occurs twice, the last one counts.
 func Open(b []byte) (e Envelope, err error) {
 	return e, eachField(b, func(number protowire.Number, content []byte) error {
 		switch number {
@@ -220,8 +220,8 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 	return s.check()
 }
 
-// entry measures an entry of a map, which is a field of a message at the depth. An entry may leave out its value, which
-// is then empty.
+// entry measures an entry of a map, which is a field of a message at the depth. An entry without a value has an empty
+// one.
 func (s *Shape) entry(f *field, b []byte, depth int) error {
 	if f.message != nil {
 		s.Depth = max(s.Depth, depth+1)
@@ -237,7 +237,7 @@ func (s *Shape) entry(f *field, b []byte, depth int) error {
 		rest = rest[size:]
 		switch {
 		case number == 1 && kind == f.keys:
-			if !utf8.Valid(content) { // content is empty if the key is a number
+			if !utf8.Valid(content) { // if the key is a number, content is empty
 				return errNotUTF8
 			}
 		case number != 2 || kind != f.value:

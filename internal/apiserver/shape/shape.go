@@ -1,41 +1,42 @@
-// Package shape measures documents before anything parses them. Some documents take upstream's decoders, patches and
-// validation time and memory out of proportion to their size. They are very deep or very crowded, or they are protobuf
-// that no encoder writes. That work does not end with its request. So such a document is refused while it is only
-// bytes.
+// Package shape measures documents before they are parsed. Some documents cost upstream's decoders, patches and
+// validation time and memory out of proportion to their size: they are very deep or very crowded, or they are protobuf
+// that no encoder writes. Upstream's work on them goes on after the request has ended. So such a document is refused
+// while it is only bytes.
 //
 // Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or
 // a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape,
-// or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge syntax: a
-// malformed document is measured at least up to where its parser will stop, and the parser says what is wrong with it.
-// The one exception is protobuf, whose generated decoders accept what no encoder writes.
+// or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not check syntax: a
+// malformed document is measured at least up to the place where its parser will stop, and the parser reports the error.
+// The only exception is protobuf, whose generated decoders accept bytes that no encoder writes.
 package shape
 
 import "fmt"
 
-// The limits. docs/decisions/hostile-input.md has the reasons and what was measured.
+// The limits. docs/decisions/hostile-input.md has the reasons and the measurements.
 const (
 	// MaxDepth is how many containers may be open at once. The deepest documents in use are the schemas of CRDs, with
-	// about 45 levels; managed fields add five to what they describe.
+	// about 45 levels; managed fields nest five levels deeper than the object that they describe.
 	MaxDepth = 128
 	// MaxValues bounds the memory of a decoded document: a 3 MiB body has that many at 12 bytes each.
 	MaxValues = 1 << 18
-	// MaxPairs bounds the sum of the squares of each container's members. Code that sorts by insertion, or compares
-	// each member with all others, takes that long. One container has at most 32,768 members.
+	// MaxPairs bounds the sum of the squares of each container's members. That is how long code takes that sorts by
+	// insertion, or compares each member with all others. One container has at most 32,768 members.
 	MaxPairs = 1 << 30
-	// MaxWeight bounds the sum of the sizes of all containers. Decoding level by level reads and copies that much.
+	// MaxWeight bounds the sum of the sizes of all containers, which is how much a decoder reads and copies that
+	// decodes level by level.
 	MaxWeight = 64 << 20
-	// MaxManagers bounds the entries of managed fields. Each of them may cost a conversion of the whole object, with
-	// all the others. With 1,500 of them, a patch of 18 bytes took minutes, and went on after its request.
+	// MaxManagers bounds the entries of managed fields. Each entry may cost a conversion of the whole object with all
+	// its entries. With 1,500 entries, a patch of 18 bytes took minutes, and went on after its request.
 	MaxManagers = 100
 	// MaxManaged bounds managers times values. Each manager is compared with the others, and may cost a conversion of
 	// the whole object. An apply beside 60 managers of the same 1,000 fields took 5 s.
 	MaxManaged = 1 << 20
-	// MaxOwners bounds the references to owners. Upstream compares each with the others before anything else looks at
-	// them: 10,000 of them took 43 s, and went on after their request. An object may have half as many.
+	// MaxOwners bounds the references to owners. Upstream compares each with the others before any other check: 10,000
+	// of them took 43 s, and went on after their request. An object may have half as many.
 	MaxOwners = 200
 )
 
-// counted says what the members of a list are counted as.
+// counted says which of the shape's counts the members of a list add to.
 type counted uint8
 
 const (
@@ -44,31 +45,31 @@ const (
 	owners
 )
 
-// countedLists are the names of the lists whose members are counted, wherever they are. countedTypes are the Go types
-// of these members.
+// countedLists has the names of the lists whose members are counted, wherever the lists are. countedTypes has the names
+// of the Go types of these members.
 var (
 	countedLists = map[string]counted{"managedFields": managers, "ownerReferences": owners}
 	countedTypes = map[string]counted{"ManagedFieldsEntry": managers, "OwnerReference": owners}
 )
 
-// shortestCounted and longestCounted are how long these names are.
+// shortestCounted and longestCounted are the lengths of the names in countedLists.
 const shortestCounted, longestCounted = len("managedFields"), len("ownerReferences")
 
-// Shape is what was measured.
+// Shape has the measurements of a document.
 type Shape struct {
 	// Depth is how many containers are open at the deepest place.
 	Depth int
 	// Values is the number of values.
 	Values int
-	// Items is how many of them are in lists.
+	// Items is how many of the values are members of lists.
 	Items int
 	// Pairs is the sum of the squares of each container's members.
 	Pairs int64
 	// Weight is the sum of the bytes of every container.
 	Weight int64
-	// Managers are the entries of managed fields.
+	// Managers is the number of entries of managed fields.
 	Managers int
-	// Owners are the references to owners.
+	// Owners is the number of references to owners.
 	Owners int
 	// Bytes of the whole document.
 	Bytes int
@@ -76,7 +77,7 @@ type Shape struct {
 
 // Error says which limit a document exceeds, or that it is malformed.
 type Error struct {
-	// Malformed: no encoder writes this.
+	// Malformed: no encoder writes such a document.
 	Malformed bool
 	message   string
 }
@@ -98,8 +99,8 @@ var (
 // check returns an error for the first limit that is exceeded.
 func (s *Shape) check() error { return s.Exceeds(Shape{}) }
 
-// Exceeds returns an error for the first limit that the shape exceeds, unless the other exceeds it as far. It returns
-// nil if there is none.
+// Exceeds returns an error for the first limit that the shape exceeds, not counting limits that the other shape exceeds
+// at least as far. It returns nil if there is none.
 func (s *Shape) Exceeds(other Shape) error {
 	switch {
 	case s.Depth > max(MaxDepth, other.Depth):
@@ -134,7 +135,7 @@ func (s *Shape) enter(depth int) error {
 
 // level is a container that is being read.
 type level struct {
-	// start is where it begins.
+	// start is the position where the container begins.
 	start int
 	// members so far.
 	members int

@@ -24,7 +24,8 @@ func nested(open, close string, n int) string {
 	return strings.Repeat(open, n) + "1" + strings.Repeat(close, n)
 }
 
-// A document at the limit is accepted, and one that is a level deeper is refused, in every encoding and style.
+// A document at the limit of depth is accepted, and a document that is a level deeper is refused, in every encoding and
+// style.
 func TestDepth(t *testing.T) {
 	cborOf := func(text string) []byte {
 		var v any
@@ -88,7 +89,7 @@ func TestDepth(t *testing.T) {
 	}
 }
 
-// nots is a schema of that many levels; its innermost message is empty.
+// nots returns a schema of that many levels, whose innermost message is empty.
 func nots(levels int) []byte {
 	b := []byte{}
 	for range levels - 1 {
@@ -177,7 +178,8 @@ func utf16(text string) string {
 	return b.String()
 }
 
-// What only a generated decoder accepts is malformed: a map's entry beyond its own end, or with another wire type.
+// Entries of maps that only a generated decoder accepts are malformed: those that reach beyond their own end, or with
+// another wire type.
 func TestEntriesOfMaps(t *testing.T) {
 	m := messageOf(t, corev1.ConfigMap{})
 	good := encoded(t, &corev1.ConfigMap{Data: map[string]string{"a": "b", "c": ""}, BinaryData: map[string][]byte{"d": {0xff}}})
@@ -200,7 +202,7 @@ func TestEntriesOfMaps(t *testing.T) {
 	}
 }
 
-// reference returns the depth and the values of what a decoder like upstream's makes of a JSON text.
+// reference returns the depth and the number of values of a decoded JSON text.
 func reference(v any) (depth, values int) {
 	var children []any
 	switch v := v.(type) {
@@ -221,7 +223,7 @@ func reference(v any) (depth, values int) {
 	return depth + 1, values
 }
 
-// FuzzJSON compares with a parser: the depth is exact, whatever is in strings.
+// FuzzJSON compares the measured depth with a parser's. It is exact, whatever strings contain.
 func FuzzJSON(f *testing.F) {
 	for _, seed := range []string{`{}`, `[]`, `[[1,2],{"a":[{}]}]`, `{"\\":"\"[","}":{"]":null}}`, `"["`, `{"a":"\\"}`, ` [ "\u005b" , [ ] ] `, nested("[", "]", 129), nested(`{"\"":`, "}", 128)} {
 		f.Add([]byte(seed))
@@ -249,7 +251,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// FuzzYAML compares with what upstream decodes, which is no deeper than measured.
+// FuzzYAML compares with upstream's decoder, whose result must not be deeper than measured.
 func FuzzYAML(f *testing.F) {
 	for _, seed := range []string{"a: [b, {c: d}]", "- - - a", "? ? a\n: b", "a: &x {b: [1]}\nc: *x", "a: |\n  [[[\nb: \"[\"", "%YAML 1.1\n---\na: 1\n...\n---\n[[[1]]]", "<<: {a: b}", "a: !!binary aGk=", "&a a: *a", "- &a [1]\n- *a", "\ufeffa: 1", "a:\n- b\n-\n  - c", "{a: 1, ? [x] : y}", "a: 'it''s [ok'", "a: b # [", "\xff\xfe[\x00]\x00"} {
 		f.Add([]byte(seed))
@@ -272,12 +274,13 @@ func FuzzYAML(f *testing.F) {
 	})
 }
 
-// FuzzCBOR compares with the decoder: what it accepts is measured exactly, except that tags are levels here.
+// FuzzCBOR compares with the decoder: items that it accepts are measured exactly, except that tags count as levels
+// here.
 func FuzzCBOR(f *testing.F) {
 	for _, seed := range []string{"\x80", "\xa1\x61a\x81\x01", "\x9f\x01\x9f\xff\xff", "\xbf\x61a\xa0\xff", "\xc1\x81\x01", selfDescribed + "\xa0", "\x7f\x61a\x61b\xff", "\x5b\xff\xff\xff\xff\xff\xff\xff\xff", "\xfb\x40\x00\x00\x00\x00\x00\x00\x00", "\x81\x81\x81", "\xf8\x20"} {
 		f.Add([]byte(seed))
 	}
-	decode, err := cbor.DecOptions{ // as upstream's
+	decode, err := cbor.DecOptions{ // as in upstream
 		MaxNestedLevels: 10000, MaxArrayElements: 1 << 30, MaxMapPairs: 1 << 30, IntDec: cbor.IntDecConvertSignedOrFail, BignumTag: cbor.BignumTagForbidden, DupMapKey: cbor.DupMapKeyEnforcedAPF,
 	}.DecMode()
 	require.NoError(f, err)
@@ -341,7 +344,8 @@ func cborDepth(v any) int {
 	return deepest + 1
 }
 
-// FuzzProtobuf decodes what was not refused. What the generated decoder makes of it is no larger and no deeper.
+// FuzzProtobuf decodes messages that were not refused. What the generated decoder returns must not be larger or deeper
+// than measured.
 func FuzzProtobuf(f *testing.F) {
 	crd := apiextensionsv1.JSONSchemaProps{Properties: map[string]apiextensionsv1.JSONSchemaProps{"a": {Items: &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "b"}}}},
 		Default: &apiextensionsv1.JSON{Raw: []byte(`{"a":[1]}`)}, Dependencies: apiextensionsv1.JSONSchemaDependencies{"x": {Property: []string{"y"}}}}
@@ -463,7 +467,7 @@ func TestValue(t *testing.T) {
 	require.NoError(t, s.Exceeds(s), "what was so before may stay so")
 }
 
-// The cost of measuring what clients send, by size.
+// BenchmarkShape measures the cost of measuring what clients send, by size.
 func BenchmarkShape(b *testing.B) {
 	small := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: "default", Labels: map[string]string{"app": "demo", "tier": "backend"}}, Data: map[string]string{}}
 	for i := range 8 {
@@ -538,7 +542,7 @@ func TestNumbers(t *testing.T) {
 
 // FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in it. If HasLongNumberInJSON is
 // false for a JSON text, IsQuantity holds for every number and string in it that begins like a number, also for those
-// in a string that is JSON itself.
+// inside a string that is itself JSON.
 func FuzzNumbers(f *testing.F) {
 	for _, seed := range []string{"1e-2000000000", "1.5E+0001000", `{"a":"1e9999"}`, "12345678901234567890"} {
 		f.Add([]byte(seed))

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Value measures an object in memory roughly as it would be in JSON. It does not stop at the limits: an object that is
-// older than they are can still be made smaller. Raw types hold JSON or CBOR.
+// Value measures an object in memory roughly as it would be in JSON. It does not stop at the limits: an object that was
+// stored before there were limits can still be made smaller. Raw types hold JSON or CBOR.
 func Value(object any, raw map[reflect.Type]bool) Shape {
 	var s Shape
 	s.Bytes = s.value(reflect.ValueOf(object), raw, 0)
@@ -26,7 +26,7 @@ func (s *Shape) value(v reflect.Value, raw map[reflect.Type]bool, depth int) (by
 		}
 		return scalarSize
 	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() { // which contains the local time zone
+		if v.Type() == reflect.TypeFor[time.Time]() { // its fields include the local time zone
 			return len(time.RFC3339)
 		}
 		if raw[v.Type()] {

@@ -6,13 +6,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxExpanded bounds a document with its aliases expanded. A body without aliases may be as large.
+// maxExpanded bounds a document with its aliases expanded, in bytes. It is also the bound of a body without aliases.
 const maxExpanded = 3 << 20
 
 var errExpanded = &Error{message: "its aliases stand for more than 3 MiB"}
 
-// YAML measures a YAML document with its aliases expanded. Most apply patches are JSON. The rest is parsed into nodes.
-// They are only as many as were written, because an alias is one node.
+// YAML measures a YAML document with its aliases expanded. Most apply patches are JSON, and are measured as JSON. Other
+// documents are parsed into nodes. Those are only as many as were written, because an alias is one node.
 func YAML(text []byte) (Shape, error) {
 	if json.Valid(text) {
 		return JSON(text)
@@ -29,8 +29,8 @@ func YAML(text []byte) (Shape, error) {
 	return s, err
 }
 
-// node measures a node and returns roughly how many bytes it stands for. It ends as soon as aliases have multiplied the
-// values beyond the limit. If an alias is within what it names, it ends at the limit of depth.
+// node measures a node and returns roughly how many bytes it stands for. It stops as soon as aliases have multiplied
+// the values beyond the limit. If an alias is inside of the node that it names, it stops at the limit of depth.
 func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 	switch n.Kind {
 	case yaml.AliasNode:
@@ -62,7 +62,7 @@ func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 	return size, s.check()
 }
 
-// aliased returns what an alias names. It returns any other node as it is.
+// aliased returns the node that an alias names, or a node that is not an alias itself.
 func aliased(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
