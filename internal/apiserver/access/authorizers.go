@@ -36,7 +36,7 @@ type authorizers struct {
 }
 
 // NewAuthorizers reads the file, kube-apiserver's --authorization-config. It does not ask webhooks. The file may name
-// webhooks, and the authorizers in others by their type.
+// webhooks, and by their type the authorizers of the parameter 'others'.
 func NewAuthorizers(file string, others map[string]Authorizer) (*Authorizers, error) {
 	newest, err := reload.New(func() (authorizers, error) { return readAuthorizers(file, others) }, file)
 	if err != nil {

@@ -49,8 +49,8 @@ type Config struct {
 	Services webhook.ServiceResolver
 	// Dialer connects to such an endpoint.
 	Dialer *net.Dialer
-	// CertFile and KeyFile hold the certificate by which remote servers know this one. They are empty if there is no
-	// certificate.
+	// CertFile and KeyFile hold the certificate by which remote servers recognize this server. They are empty if there
+	// is no certificate.
 	CertFile, KeyFile string
 	// Timeout is how long a remote server may take to begin its answer.
 	Timeout time.Duration
@@ -92,7 +92,7 @@ func New(c Config) (*Aggregator, error) {
 	return a, err
 }
 
-// Certificate returns the certificate by which remote servers recognize this one, nil if there is none.
+// Certificate returns the certificate by which remote servers recognize this server, nil if there is none.
 func (a *Aggregator) Certificate() *tls.Certificate {
 	if a.certificate == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestKeptIsAskedOnce: callers that need an answer at the same time wait for the same one. It is used for some seconds,
+// TestKeptIsAskedOnce: callers that need an answer at the same time share one question. It is used for some seconds,
 // and longer while there is no newer answer.
 func TestKeptIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

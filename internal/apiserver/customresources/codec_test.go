@@ -99,8 +99,8 @@ func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime
 	return object, err
 }
 
-// compare reports whether the schema leaves the object as it is. If so, it requires that both codecs decode it to the
-// same object, and that it is encoded as upstream encodes that object.
+// compare reports whether the schema leaves the stored object as it is. If so, it requires that both codecs decode it
+// to the same object, and that package verbatim encodes it as upstream does.
 func (c codecs) compare(t testing.TB, stored []byte) bool {
 	_, leaves := c.schema.Leaves(stored)
 	expected, failed := decode(c.upstream, stored, wanted())

@@ -13,9 +13,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// Reserved reports whether the objects of a custom resource would be stored among our own objects or those of a
-// built-in resource, whatever its version. A client chooses the group and plural name of a custom resource, and its
-// rows and subjects follow from them (docs/decisions/row-keys.md).
+// Reserved reports whether the objects of a custom resource would be stored among our own objects, or among those of a
+// built-in resource in any version. A client chooses the group and plural name of a custom resource, and its rows and
+// subjects follow from them (docs/decisions/row-keys.md).
 func Reserved(group, resource string) bool {
 	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || isBuiltinResource(group, resource)
 }

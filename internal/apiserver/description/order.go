@@ -41,7 +41,7 @@ func indexRemotes(remotes []*apiregistrationv1.APIService) index {
 }
 
 // withRemotes puts remote versions among the local ones, in the order of upstream's priorities. Remote versions have no
-// resources here. A remote version hides a local version of the same name, which is of a CRD that came later.
+// resources here. A remote version hides a local version of the same name, whose CRD was created later.
 func withRemotes(local []spec.Group, remotes []*apiregistrationv1.APIService) []spec.Group {
 	if len(remotes) == 0 {
 		return local

@@ -273,8 +273,8 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 }
 
 // addition returns the addition of documents to the generated document. If both have a definition of one name,
-// upstream's merge shares it if it is the same, and renames it otherwise. Of the generated definitions, the merge gets
-// only those whose names the documents use too.
+// upstream's merge shares it if it is the same, and renames it otherwise. The merge gets only those generated
+// definitions whose names the documents use too.
 func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 	shared, err := g.shared(specs)
 	if err != nil {

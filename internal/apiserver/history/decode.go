@@ -207,8 +207,8 @@ func merge(all, fields map[string]any) {
 	}
 }
 
-// differs says whether one of the fields has changed. An absent value is nil. If somebody owns parts of a value, then
-// the owner of the value itself owns only that it exists; otherwise it owns the whole value.
+// differs says whether one of the fields has changed. An absent value is nil. If managers own parts of a value, the
+// owner of the value itself owns only its existence. Otherwise that owner owns the whole value.
 func differs(fields, all map[string]any, was, is any) bool {
 	if reflect.DeepEqual(was, is) {
 		return false

@@ -75,7 +75,7 @@ const CauseYounger metav1.CauseType = "CellIsYounger"
 // selectable are the fields by which versions can be selected.
 var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.namespace"}
 
-// NewStorage makes the registries of the group, and adds the registries in others by their names.
+// NewStorage makes the registries of the group. It adds the registries of other packages ('others'), by their names.
 func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGroupInfo {
 	codecs := newCodecs()
 	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs.CodecFactory)
@@ -114,10 +114,10 @@ const (
 	mostBytes    = 4 << 20
 	mostEvents   = 20_000
 	mostRead     = 32 << 20
-	// eventRead is how many bytes an event that is read alone counts for: about the size of its block.
+	// eventRead is how many bytes an event counts for if it is read alone: about the size of its block.
 	eventRead = 64 << 10
-	// versionRead is how many bytes a version whose event is no longer kept counts for: archived events may have to be
-	// read to find it.
+	// versionRead is how many bytes a version counts for if its event is no longer kept: archived events may have to be
+	// read to find the version.
 	versionRead = 1 << 20
 	// heavyPage bytes, or heavyEvents events, keep a processor busy for some milliseconds. A larger page takes a turn.
 	heavyPage   = 256 << 10
@@ -241,7 +241,7 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 	return q, nil
 }
 
-// mayWant says whether the version of a row may be among those that are selected, before it is decoded.
+// mayWant says, before the row is decoded, whether its version may be selected.
 func (q *question) mayWant(row *projection.Row) bool {
 	by := row.Author
 	// A change that a deletion caused is its author's, too.

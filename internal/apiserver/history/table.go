@@ -94,7 +94,7 @@ func (r Reference) Named() Reference {
 	return r
 }
 
-// Author says, for people, who wrote the version, and whose deletion caused that.
+// Author says, for people, who wrote the version, and whose deletion caused the write.
 func (v *Version) Author() string {
 	author := nameOf(v.User, v.ActingAs)
 	if v.Cause != nil {

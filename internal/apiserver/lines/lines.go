@@ -101,9 +101,9 @@ type Form struct {
 	verbatim      func(ctx context.Context, mediaType string) kubestore.Append
 }
 
-// NewForm returns the form of the resource's events in the encoding 'accepted', one of those of s. verbatim returns a
-// function that encodes stored objects as a media type, for the context of a watch. verbatim may be nil, and may return
-// nil.
+// NewForm returns the form of the resource's events in the encoding 'accepted', which is one of the encodings of s.
+// verbatim returns a function that encodes stored objects as a media type, for the context of a watch. verbatim may be
+// nil, and may return nil.
 func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo,
 	verbatim func(ctx context.Context, mediaType string) kubestore.Append,
 ) *Form {

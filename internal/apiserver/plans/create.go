@@ -105,8 +105,8 @@ func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	return "it had finished, and would run again"
 }
 
-// create makes an object as it was in its former life, notes what it could not have again, and binds a claim's volume
-// to the new uid. Another Service may have a Service's addresses by now.
+// create makes an object as it was in its former life, and notes what it could not have again. It passes the new uid on
+// to objects that the object owns, and to a claim's volume. Another Service may have the addresses of a Service by now.
 func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstructured.Unstructured, done *history.PlanChange) error {
 	id := idOf(then)
 	notes, err := p.owners.adopt(ctx, wanted)

@@ -5,7 +5,7 @@
 // computed from the object as clients see it, in the version in which it is stored, and is written with the object's
 // resourceVersion as the precondition.
 //
-// Everything is read and written as requests of the user who sends the plan, in this process. Steps are written in
+// All reads and writes are requests of the user who sends the plan, served in this process. Steps are written in
 // transactions, as many in each as fit. If a step is refused, the steps of its transaction are written one by one, and
 // the answer names each step that was refused.
 package plans

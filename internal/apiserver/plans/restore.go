@@ -39,8 +39,8 @@ type restore struct {
 	dependents map[types.UID][]*dependent
 	// pruned has the uids of objects that came later and are deleted.
 	pruned map[types.UID]bool
-	// same counts objects that are as they were, later those that came later and stay, and differing those that are
-	// held to be compared.
+	// same counts the objects that are as they were. later counts the objects that came later and stay. differing
+	// counts the objects that are held to be compared.
 	same, later int32
 	differing   int
 }
@@ -215,8 +215,8 @@ func isAboutKind(err error) bool {
 		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule for the kind: the moment is kept
 }
 
-// read returns the objects of a kind that are not in the same version then and now. Both lists have the same order, so
-// only a page of each is held.
+// read returns the objects of a kind whose versions then and now differ. Both lists have the same order, so only a page
+// of each is held.
 func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) {
 	list := func(there bool, side *sides.Side) (func() (*unstructured.Unstructured, error, bool), func()) {
 		if !there {
@@ -276,7 +276,7 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 	return found, err
 }
 
-// objects returns the objects of a kind, without those that follow from other objects.
+// objects returns the objects of a kind. It leaves out objects that follow from other objects.
 func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		if side == nil {

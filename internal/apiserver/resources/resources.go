@@ -224,9 +224,9 @@ func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Ob
 	return strings.Count(strings.TrimPrefix(key, prefix), "/") == 2, err
 }
 
-// Equivalents tells admission which resources are the same objects under several names: those with the same storage
-// prefix. A group registers its resources when its first request builds it. Events, the only resource in two groups,
-// are registered here, or rules for one group would not apply to requests for the other.
+// Equivalents tells admission which resources share their objects: resources with the same storage prefix. A group
+// registers its resources when its first request builds it. Events, the only resource in two groups, are registered
+// here, or rules for one group would not apply to requests for the other.
 func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	r := runtime.NewEquivalentResourceRegistryWithIdentity(s.factory.ResourcePrefix)
 	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion} {

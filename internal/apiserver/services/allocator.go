@@ -261,7 +261,7 @@ func isReady(cidr *networkingv1.ServiceCIDR) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (a addresses) Release(net.IP) error { return nil }
 
-// ForEach is called only by upstream's repair loop, which we do not run.
+// ForEach does nothing: only upstream's repair loop calls it, which we do not run.
 func (a addresses) ForEach(func(net.IP)) {}
 
 // CIDR returns an empty range, as upstream does for several ServiceCIDRs.
@@ -317,7 +317,7 @@ func (p ports) Has(port int) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (p ports) Release(int) error { return nil }
 
-// ForEach is called only by upstream's repair loop, which we do not run.
+// ForEach does nothing: only upstream's repair loop calls it, which we do not run.
 func (p ports) ForEach(func(int)) {}
 
 // Destroy has nothing to do.

@@ -71,13 +71,13 @@ func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 	}
 }
 
-// ownedEndpoints deletes the Endpoints of a deleted service as the same user, and in the same transaction if there is
-// one. Upstream's hook does not get the request, so the storage remembers the request's context under the object that
-// the hook gets.
+// ownedEndpoints deletes the Endpoints of a deleted service as the user who deleted the service, and in the same
+// transaction if there is one. Upstream's hook does not get the request, so the storage remembers the request's context
+// under the object that the hook gets.
 type ownedEndpoints struct {
 	servicestore.EndpointsStorage
 	deleted sync.Map // contexts of requests, by the service that they have just deleted
-	hooks   sync.Map // the same while the hook runs, by namespace and name
+	hooks   sync.Map // the context while the hook runs, by the service's namespace and name
 }
 
 func (e *ownedEndpoints) bind(store *genericregistry.Store) {
@@ -138,7 +138,7 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 }
 
 // maxAllocations bounds the attempts of one request. Each lost attempt means that another service won, and requests of
-// one process never choose the same. So only many processes that share a nearly full range reach this bound.
+// one process never choose the same name. So only many processes that share a nearly full range reach this bound.
 const maxAllocations = 16
 
 // allocate calls write until write does not lose a claim. After a loss it catches up, so that the view holds the

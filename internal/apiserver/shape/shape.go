@@ -1,7 +1,7 @@
 // Package shape measures documents before they are parsed. Some documents cost upstream's decoders, patches and
 // validation time and memory out of proportion to their size: they are very deep or very crowded, or they are protobuf
 // that no encoder writes. Upstream's work on them goes on after the request has ended. So such a document is refused
-// while it is only bytes.
+// before it is decoded.
 //
 // Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or
 // a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape,
@@ -19,8 +19,8 @@ const (
 	MaxDepth = 128
 	// MaxValues bounds the memory of a decoded document: a 3 MiB body has that many at 12 bytes each.
 	MaxValues = 1 << 18
-	// MaxPairs bounds the sum of the squares of each container's members. That is how long code takes that sorts by
-	// insertion, or compares each member with all others. One container has at most 32,768 members.
+	// MaxPairs bounds the sum of the squares of each container's members. Code that sorts by insertion, or compares
+	// each member with all others, takes time in proportion to it. One container has at most 32,768 members.
 	MaxPairs = 1 << 30
 	// MaxWeight bounds the sum of the sizes of all containers, which is how much a decoder reads and copies that
 	// decodes level by level.
@@ -32,7 +32,7 @@ const (
 	// the whole object. An apply beside 60 managers of the same 1,000 fields took 5 s.
 	MaxManaged = 1 << 20
 	// MaxOwners bounds the references to owners. Upstream compares each with the others before any other check: 10,000
-	// of them took 43 s, and went on after their request. An object may have half as many.
+	// references took 43 s, and the comparison went on after the request. An object may have half as many.
 	MaxOwners = 200
 )
 

@@ -52,7 +52,7 @@ type Config struct {
 	KeyFiles []string
 	// Audiences are the audiences of this API. If it is empty, the issuers are the audiences.
 	Audiences []string
-	// MaxExpiration bounds the life of a token; 0 for no bound.
+	// MaxExpiration bounds the life of a token; 0 means no bound.
 	MaxExpiration time.Duration
 	// NoExtension switches MaxExtendedExpiration off.
 	NoExtension bool
@@ -97,7 +97,7 @@ type Tokens struct {
 type keys struct {
 	generator, ofSecrets serviceaccount.TokenGenerator // nil without a key that signs
 	verifying            serviceaccount.PublicKeysGetter
-	// discovery is nil if OpenID has no discovery for the issuer, whose name is not a URL.
+	// discovery is nil if the issuer has no OpenID discovery, for example because its name is not a URL.
 	discovery serviceaccount.OpenIDMetadataProvider
 }
 
@@ -163,7 +163,7 @@ func (t *Tokens) Audiences() authenticator.Audiences {
 	return t.config.Audiences
 }
 
-// MaxExpiration bounds the life of a token; 0 for no bound.
+// MaxExpiration bounds the life of a token; 0 means no bound.
 func (t *Tokens) MaxExpiration() time.Duration { return t.config.MaxExpiration }
 
 // Extends reports whether MaxExtendedExpiration applies.
@@ -238,7 +238,7 @@ type exact[T any] struct {
 
 // Validate implements serviceaccount.Validator.
 func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims, private *T) (*apiserverserviceaccount.ServiceAccountInfo, error) {
-	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // otherwise upstream refuses it before it reads objects
+	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // else upstream refuses it without reading objects
 		if err := e.catchUp(ctx); err != nil {
 			return nil, err
 		}

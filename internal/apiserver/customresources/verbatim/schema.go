@@ -2,7 +2,7 @@
 // would give the same.
 //
 // Upstream decodes a custom resource into maps, prunes and completes it by its schema, twice, and takes its metadata
-// through JSON each time. An object that was written under the same schema comes out as it went in. Schema.Leaves
+// through JSON each time. An object that was written under the same schema comes out unchanged. Schema.Leaves
 // recognizes such objects by the stored bytes. It may say no about any object, which upstream's code then decodes and
 // encodes.
 package verbatim
@@ -35,7 +35,7 @@ func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
 // node is the part of a schema that applies to one value.
 type node struct {
 	// fields has the members with a schema of their own, and others is the schema of all other members. If others is
-	// nil, those are pruned.
+	// nil, other members are pruned.
 	fields map[string]*node
 	others *node
 	items  *node
@@ -50,7 +50,8 @@ type node struct {
 var (
 	// anything stands for values that are left alone.
 	anything = &node{open: true, nullable: true}
-	// scalar is the node of a value without a schema whose parent prunes members without a schema.
+	// scalar is the node of a value without a schema where unknown fields are pruned. Only a scalar is left alone
+	// there.
 	scalar = &node{}
 )
 
