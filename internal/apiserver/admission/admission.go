@@ -129,7 +129,8 @@ func (d *Dynamic) Compiled() int64 {
 }
 
 // current returns rules that are as new as the newest view. It makes them again if an event since the last call
-// concerns them. One request makes them, and others wait for that. The reads have the timeouts of listers.
+// concerns them. One request makes them, and other requests wait until they are made. The reads have the timeouts of
+// listers.
 func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -228,9 +229,9 @@ func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	return err
 }
 
-// witness is the authorizer that expressions ask about rights. It does not learn for which request, and upstream turns
-// its panic into an error of the expression. So it remembers the last failure, whichever request that was of. Another
-// request that is judged at the same time may fail too, and its client sends it again.
+// witness is the authorizer that expressions ask about rights. It does not learn for which request it is asked, and
+// upstream turns its panic into an error of the expression. So it remembers the last failure, of whichever request.
+// Another request that is judged at the same time may then fail too; its client can send it again.
 type witness struct {
 	authorizer.Authorizer
 	failure atomic.Pointer[listers.Unreadable]

@@ -96,7 +96,7 @@ func taken(ctx context.Context, definitions Definitions, service *apiregistratio
 	}
 	set, err := definitions.All()
 	if err != nil {
-		listers.Fail(ctx, err) // the interface has no place for an error
+		listers.Fail(ctx, err) // upstream's interface cannot return an error
 	}
 	for _, crd := range set.Definitions {
 		if crd.Spec.Group == service.Spec.Group && apihelpers.HasServedCRDVersion(crd, service.Spec.Version) {

@@ -38,8 +38,8 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
 		Serializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Yaml: true}),
 	}, {
-		// Only metadata is served as protobuf, by another serializer. So this entry leaves such requests to upstream's
-		// handler.
+		// Only metadata is served as protobuf, by another serializer. This entry has no serializer for objects, so such
+		// requests are left to upstream's handler.
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
 		StreamSerializer: &runtime.StreamSerializerInfo{},
 	}, cbor.NewSerializerInfo(creator, typer)}

@@ -88,7 +88,7 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 	case err == nil:
 	case a.begun:
 		panic(http.ErrAbortHandler) // the client must not take this for the whole list
-	case errors.Is(err, errShape): // upstream's handler encodes lists in a way that this package does not know
+	case errors.Is(err, errShape): // upstream encodes lists in a way that is unknown here
 		slog.ErrorContext(r.Context(), "a list could not be made of pieces, and is encoded as a whole", "error", err)
 		a.pieces, a.held = nil, false
 		a.body.Reset()

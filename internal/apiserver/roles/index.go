@@ -19,7 +19,7 @@ import (
 //
 // Each question brings the index forward to the newest view. It goes once through the events since the last question,
 // and marks the objects that must be read again. So an answer is as new as the request, and costs only as much as the
-// user's own bindings. Nothing runs between two questions. It is safe for concurrent use.
+// user's own bindings. The index does no work between two questions. It is safe for concurrent use.
 type Index struct {
 	// These indexers read the objects.
 	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
