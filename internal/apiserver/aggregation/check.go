@@ -22,7 +22,7 @@ const (
 )
 
 // Check returns the condition that upstream's controller writes: whether the server of a remote APIService can be
-// reached. It returns an error if the Service could not be read, since the condition is then unknown.
+// reached. If the Service could not be read, the condition is unknown, and it returns an error.
 func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) (condition apiregistrationv1.APIServiceCondition, err error) {
 	condition = apiregistrationv1.APIServiceCondition{
 		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, LastTransitionTime: metav1.Now(),

@@ -47,7 +47,8 @@ func TestKeptIsAskedOnce(t *testing.T) {
 	})
 }
 
-// TestAClientThatLeavesHoldsUpNobody: when the client whose request asks the server leaves, a waiting request asks.
+// TestAClientThatLeavesHoldsUpNobody: if the client whose request is asking the server leaves, a waiting request asks
+// instead.
 func TestAClientThatLeavesHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kept[int]{}

@@ -244,7 +244,7 @@ func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.C
 // Names is the resource of the claims that hold names.
 const Names = "crdnames"
 
-// GroupOfName returns the group whose name a claim holds.
+// GroupOfName returns the group in which a claim holds a name.
 func GroupOfName(claim string) string {
 	group, _, _ := strings.Cut(claim, ":")
 	return group

@@ -53,7 +53,7 @@ type Config struct {
 	Authorizer  authorizer.Authorizer
 	// ByName says that the authorizer may allow all objects of a kind and yet deny one by its name, as a webhook can.
 	ByName bool
-	// ReachOf returns how far back the right reaches that allows the request 'a'.
+	// ReachOf returns the reach of the right that allows the request 'a'.
 	ReachOf func(ctx context.Context, a authorizer.Attributes) (Reach, error)
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (projection.Revision, error)
@@ -249,7 +249,7 @@ func (q *question) mayWant(row *projection.Row) bool {
 	return slices.Contains(users, q.user) && (q.verb == "" || q.verb == verbs[row.Op])
 }
 
-// wants says whether a version is selected whose row mayWant has let pass.
+// wants says whether a version is selected. mayWant has let its row pass.
 func (q *question) wants(v *Version, objects ...labels.Set) bool {
 	if q.manager != "" && q.manager != v.Manager {
 		return false
@@ -624,7 +624,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 	return after, upto, nil
 }
 
-// keysOf returns the keys that the question is about: all, those of a resource, or that of one object.
+// keysOf returns the keys that the question is about: all keys, the keys of a resource, or the key of one object.
 func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error) {
 	if q.object != "" {
 		key, err := s.keyOf(ctx, q.object, q.namespace)
@@ -873,8 +873,8 @@ func (r *rights) ask(ctx context.Context, k eventlog.Key, at projection.Revision
 	return reach(ctx, at)
 }
 
-// mayGet returns how far back the request's user may get the object, in any API version, by a right of today. It is nil
-// if there is no such right.
+// mayGet returns how far back a right of today lets the request's user get the object, in any API version. It is nil if
+// there is no such right.
 func (s *store) mayGet(ctx context.Context, k eventlog.Key) (Reach, error) {
 	user, ok := apirequest.UserFrom(ctx)
 	if !ok {

@@ -286,7 +286,8 @@ type piece struct {
 
 func (p *piece) isDense() bool { return p.kept != nil && len(p.kept) < p.length }
 
-// worthDense is from how many bytes on kept items are compressed, if that halves them. Small lists are asked for often.
+// worthDense is the size in bytes from which Denser compresses kept items, if that halves them. Small lists are asked
+// for often.
 const worthDense = 16 << 10
 
 // Denser implements kubestore.Piece.

@@ -249,7 +249,7 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 }
 
 // phaseOf tells apart objects that cannot be written in one transaction: custom resources are served only after their
-// definition is written, and admission sees only accounts and rights that were written before.
+// definition is written, and admission sees only accounts and rights that existed before the transaction.
 func phaseOf(k sides.Kind) int {
 	switch rank := rankOf(k); {
 	case k.GroupResource() == definitions:

@@ -256,7 +256,7 @@ func isStatus(v *history.Version, k sides.Kind) bool {
 }
 
 // ofMany groups changes by their objects. An undo does not take back other undos, unless the client asks for that.
-// IPAddresses are skipped because they are written with their Services: the address of a Service that stays must stay.
+// IPAddresses are skipped because they are written with their Services: a Service that stays must keep its address.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
 	type id struct{ resource, namespace, name string }
 	revisions, objects := map[id][]string{}, map[id]history.Reference{}

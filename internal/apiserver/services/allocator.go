@@ -168,7 +168,7 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 }
 
 // addresses is the allocator as upstream's interface for cluster IPs. Choosing writes nothing, so a dry run chooses as
-// the request itself would. Only the error for an address outside of all ranges is worded as upstream's dry run does.
+// the request itself would. Only the error for an address outside of all ranges has the wording of upstream's dry run.
 type addresses struct {
 	*allocator
 	dryRun bool
