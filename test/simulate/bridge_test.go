@@ -15,18 +15,18 @@ import (
 	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 )
 
-// bridge is a bucket whose requests are served outside of the bubble: an HTTP client's goroutines cannot live in one.
-// What it lists is as old as it is in the bubble.
+// bridge is a bucket that serves its requests outside of the bubble, since an HTTP client's goroutines cannot live in
+// one. Listed objects have the ages that they have in the bubble.
 type bridge struct {
 	inner   bucket.Bucket
-	written sync.Map // a key: when it was written
+	written sync.Map // by key, when the object was written
 	free    chan *bay
 	busy    atomic.Int64
-	// served is told after each request.
+	// served gets a value after each request.
 	served chan struct{}
 }
 
-// bay is where one request at a time crosses.
+// bay takes one request at a time across the edge of the bubble.
 type bay struct {
 	serve chan func()
 	done  chan struct{}
@@ -110,7 +110,8 @@ func (b *bridge) Delete(ctx context.Context, key string) (err error) {
 	return err
 }
 
-// cells makes what a world keeps its bucket in: a cell has a prefix of its own, as all share one bucket.
+// cells returns a function that makes each world's bucket. Each cell has its own prefix, because all may share one
+// bucket.
 func cells(t *testing.T) func() bucket.Bucket {
 	var inner bucket.Bucket
 	switch kind := os.Getenv("BUCKET"); kind {

@@ -12,16 +12,17 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// errFault is what the schedule makes of a bucket's answer.
+// errFault replaces an answer of the bucket where the schedule wants a fault.
 var errFault = errors.New("the simulated bucket did not answer")
 
-// remote is a process's way to the bucket: a request waits before it is served and before it is answered.
+// remote is how a process reaches the bucket: a request waits for the schedule before it is served and before it is
+// answered.
 type remote struct {
 	process *process
 	bucket.Bucket
 }
 
-// kindOf is the folder of a cell's object, or 'root'.
+// kindOf returns the folder of a cell's object, or 'root'.
 func kindOf(key string) string {
 	_, rest, _ := strings.Cut(key, "/")
 	kind, _, _ := strings.Cut(rest, "/")
@@ -131,7 +132,7 @@ func (b *remote) Delete(ctx context.Context, key string) error {
 	})
 }
 
-// detached is what a request that has arrived is served with: its client's going away does not stop it.
+// detached is the context in which a request that has arrived is served. The request goes on if its client gives up.
 var detached = context.Background()
 
 // kept is an object of the cell's bucket.
@@ -140,7 +141,8 @@ type kept struct {
 	body []byte // in worlds that forget
 }
 
-// mostBytes is what an object may have: a part of a compaction, or what a commit spills at once, and one entry more.
+// mostBytes is the largest size that an object may have: a part of a compaction, or the events that one commit spills,
+// and one entry more.
 func mostBytes(key string) int {
 	if kindOf(key) == "events" || strings.Contains(key, "/seg/0/") {
 		return 25 << 20
@@ -148,8 +150,8 @@ func mostBytes(key string) int {
 	return 17 << 20
 }
 
-// enter notes a new object. What one request has written four times, and was told so, while no root came between, it
-// writes without bound.
+// enter notes a new object. If one request has written the same bytes four times since the last new root, and was told
+// of success each time, it would go on for ever, and enter reports that.
 func (w *world) enter(ctx context.Context, key string, body []byte, answered bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,7 +168,8 @@ func (w *world) enter(ctx context.Context, key string, body []byte, answered boo
 	if o == &nobody || !answered {
 		return
 	}
-	if swaps := w.swaps.Load(); o.made == nil || o.swaps != swaps { // what lost to another root is made of the next
+	// work that lost to another root is done again on the next one
+	if swaps := w.swaps.Load(); o.made == nil || o.swaps != swaps {
 		o.made, o.swaps = map[[32]byte]int{}, swaps
 	}
 	sum := sha256.Sum256(body)
@@ -182,18 +185,19 @@ func (w *world) leave(key string) {
 	delete(w.objects, key)
 }
 
-// trouble is what is wrong with the bucket for a while, or for good.
+// trouble is a fault of the bucket, for a while or for good.
 type trouble struct {
 	what string
-	// key is the object that it is about, all if it is empty; writing and reading say which requests.
+	// key is the object with the fault; if it is empty, all objects have it. writing and reading say which requests
+	// meet it.
 	key              string
 	writing, reading bool
 	effect           effect
-	// until is the last turn of it.
+	// until is the last turn in which the fault lasts.
 	until int
 }
 
-// effect is what becomes of a request that meets trouble.
+// effect is what happens to a request that meets the trouble.
 type effect int
 
 const (
@@ -207,12 +211,12 @@ func (x *trouble) about(op, key string) bool {
 	return (x.key == "" || x.key == key) && (reads && x.reading || !reads && x.writing)
 }
 
-// lasts says that it does not pass.
+// lasts says whether the trouble is there for good.
 func (x *trouble) lasts() bool { return x.until == forGood }
 
 const forGood = 1 << 30
 
-// trouble serves a request, unless it meets trouble.
+// trouble serves a request, or makes it fail as the bucket's troubles demand.
 func (w *world) trouble(ctx context.Context, op, key string, serve func() error) error {
 	for _, x := range w.troubles() {
 		if !x.about(op, key) || x.effect == damaging {
@@ -227,7 +231,7 @@ func (w *world) trouble(ctx context.Context, op, key string, serve func() error)
 	return serve()
 }
 
-// damaged is what is read of an object, with one bit changed in the middle of it if it is damaged.
+// damaged returns a part that was read of an object. If the object is damaged, one bit in its middle is changed.
 func (w *world) damaged(ctx context.Context, key string, part []byte, offset int64) []byte {
 	for _, x := range w.troubles() {
 		if x.effect != damaging || x.key != key {
@@ -236,7 +240,7 @@ func (w *world) damaged(ctx context.Context, key string, part []byte, offset int
 		w.mu.Lock()
 		size := w.objects[key].size
 		w.mu.Unlock()
-		if size == 0 { // the root's
+		if size == 0 { // the part is a whole root
 			size = int64(len(part))
 		}
 		if offset < 0 {
@@ -256,7 +260,7 @@ func (w *world) troubles() []*trouble {
 	return w.wrongs
 }
 
-// troubleSome lets something be wrong with the bucket, or with one object of it.
+// troubleSome begins a trouble of the bucket, or of one of its objects.
 func (w *world) troubleSome() {
 	x := &trouble{reading: true, until: w.turn + 20 + w.choices.choose(200)}
 	switch n := w.choices.choose(17); n {
@@ -290,7 +294,7 @@ func (w *world) troubleSome() {
 	w.mu.Unlock()
 }
 
-// named are the objects of a kind that the bucket has, oldest first.
+// named returns the bucket's objects of a kind, oldest first.
 func (w *world) named(kind string) (keys []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -303,7 +307,7 @@ func (w *world) named(kind string) (keys []string) {
 	return keys
 }
 
-// passes ends what was wrong for a while.
+// passes ends the troubles whose time is over.
 func (w *world) passes() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -318,7 +322,8 @@ func (w *world) broken() bool {
 	return len(keep(w.troubles(), (*trouble).lasts)) > 0
 }
 
-// troubled is the way to the bucket of who is alone: nothing waits for the schedule, and what is wrong is wrong.
+// troubled is the bucket for a process that runs alone: requests do not wait for the schedule, but meet the bucket's
+// troubles.
 type troubled struct{ *remote }
 
 func (b *troubled) Get(ctx context.Context, key string) (body []byte, etag string, err error) {

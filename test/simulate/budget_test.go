@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// budgets says whether a process's caches keep theirs. No API tells what they hold.
+// budgets checks that a process's caches keep their budgets. No API tells how much they hold, so it reads their fields.
 func (w *world) budgets(p *process) {
-	if w.config.history > 0 || len(w.config.checkpoints) > 0 { // then other caches have a share
+	if w.config.history > 0 || len(w.config.checkpoints) > 0 { // other caches have a share too
 		return
 	}
 	w.budget(p, "blocks", reflect.ValueOf(p.projection).Elem().FieldByName("cache").FieldByName("blocks").Elem())
@@ -16,8 +16,8 @@ func (w *world) budgets(p *process) {
 	}
 }
 
-// budget judges one cache.Cache, which here has a budget of its own. Nobody holds the lock across a request. What is
-// held beside the cache may exceed the budget; three eighths of it are the cache's all the same.
+// budget checks one cache.Cache, which has a budget of its own here. Nobody holds the lock across a request. Bytes that
+// are held outside of the cache may exceed the budget; the cache may use three eighths of it all the same.
 func (w *world) budget(p *process, of string, cache reflect.Value) {
 	budget := cache.FieldByName("of").Elem()
 	mu := (*sync.Mutex)(budget.FieldByName("mu").Addr().UnsafePointer())

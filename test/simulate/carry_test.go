@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// message is a frame of the protocol in its parts.
+// message is one frame of NATS's protocol, in its parts.
 type message struct {
 	words []string // of the first line, without the sizes
 	head  []byte   // headers, with the empty line after them
@@ -43,7 +43,7 @@ func (m *message) seal() []byte {
 	return b.Bytes()
 }
 
-// header is the value of the last header of a name.
+// header returns the value of the last header with a name.
 func (m *message) header(name string) string {
 	at := bytes.LastIndex(m.head, []byte("\r\n"+name+": "))
 	if at < 0 {
@@ -53,13 +53,13 @@ func (m *message) header(name string) string {
 	return string(value)
 }
 
-// key is that of an event.
+// key returns the key of the event in the message.
 func (m *message) key() string {
 	return strings.TrimPrefix(m.header("ce-source"), "/clusters/") + m.header("ce-subject")
 }
 
-// carry is what becomes of a message on its way: the log's time may be wrong, the log seem to have three servers, and
-// one of them that is behind may be the one whose answer arrives.
+// carry changes a message from the server on its way: it may set wrong log times, make the log seem to have three
+// servers, or replace an answer by that of a server that is behind.
 func (w *world) carry(l *link, f *frame) {
 	if bytes.HasPrefix(f.data, []byte("HPUB ")) || bytes.HasPrefix(f.data, []byte("PUB ")) {
 		return
@@ -90,7 +90,7 @@ func (w *world) leapt() bool {
 
 var quotedTime = regexp.MustCompile(`"seq":(\d+),.*"time":"([^"]+)"`)
 
-// misdate gives an event of the log the time that its clock had.
+// misdate replaces the time of an event by that of the log's wrong clock.
 func (w *world) misdate(f *frame) {
 	m := open(f)
 	shift := func(revision, at string) (string, bool) {
@@ -106,10 +106,10 @@ func (w *world) misdate(f *frame) {
 		}
 		return
 	}
-	if last := len(m.words) - 1; strings.HasPrefix(m.words[last], "$JS.ACK.") { // a consumer's
+	if last := len(m.words) - 1; strings.HasPrefix(m.words[last], "$JS.ACK.") { // a message for a consumer
 		tokens := strings.Split(m.words[last], ".")
 		n := len(tokens)
-		if n > 9 { // with a domain, an account and a random token
+		if n > 9 { // the form with a domain, an account and a random token
 			n = 11
 		}
 		revision, _ := strconv.ParseUint(tokens[n-4], 10, 64)
@@ -129,7 +129,8 @@ func (w *world) misdate(f *frame) {
 	}
 }
 
-// depose lets a server refuse that is behind what goes out next on a wire, if it is an append. Another takes it.
+// depose looks at the next message of a wire. If it is an append, a server that is behind may refuse it, while another
+// server takes it.
 func (w *world) depose(s *step) {
 	l := s.wire.link
 	l.mu.Lock()
@@ -147,7 +148,7 @@ func (w *world) depose(s *step) {
 		l.staged = nil
 	}
 	l.staged = append(l.staged, expectation{m.key(), n})
-	if len(m.words) < 3 || w.choices.choose(10) >= w.config.deposed { // the events before the last of a batch are not answered
+	if len(m.words) < 3 || w.choices.choose(10) >= w.config.deposed { // only the last event of a batch is answered
 		return
 	}
 	all := l.staged

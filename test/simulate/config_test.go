@@ -9,7 +9,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// config is what a seed's world is like. Its weights are of 1000; some are 0.
+// config describes the world of a seed. Its weights are in thousandths of all actions; some are 0.
 type config struct {
 	seed      uint64
 	steps     int
@@ -20,53 +20,55 @@ type config struct {
 	tail      int
 	objects   int64 // budget; no cache if it is 0
 	file      bool
-	// parallel requests at most.
+	// parallel is the largest number of requests at a time.
 	parallel                                                              int
 	begin, cancel, stall, fault, kill, tend, fence, watch, pass, thinking int
 	hush                                                                  int
 	// feeding is how many of 4 processes serve watches.
 	feeding int
-	// writes of 10 client operations, and the oldest goes on in so many of 10 releases.
+	// writes is how many of 10 client operations write. oldest is how many of 10 releases let the oldest step go.
 	writes, oldest int
-	// rush is in how many of 10 steps their process goes on by itself.
+	// rush is after how many of 10 steps the process of that step goes on by itself.
 	rush int
 	// tasks are what projectors do.
 	tasks []string
-	// logRetention and retention are of log time; with them
-	// processes run projectors, which commit every cadence at most.
+	// logRetention and retention are of log time. If cadence is set, processes run projectors, which commit every
+	// cadence at most.
 	logRetention, retention, cadence time.Duration
-	// stateful is how many of 8 watches begin with the state, and
-	// guarded how many updates and deletes have preconditions.
+	// stateful is how many of 8 watches begin with the state. guarded is how many of 8 updates and deletes have
+	// preconditions.
 	stateful, guarded int
-	// mortal objects have a TTL, and some outlive it.
+	// mortal objects have a TTL, and some are still there when it ends.
 	mortal bool
 
-	// afflicted says what befalls the world besides.
+	// afflicted names the affliction of this world.
 	afflicted []string
-	// What may be done then, of 1000 too: a connection breaks, and stays so for 'away' turns at most; the log's disk is
-	// copied, replaced by a copy, or lost; its clock is wrong for a while; something is wrong with the bucket.
+	// Weights, in thousandths too, of what an affliction may do: a connection breaks, and stays broken for 'away' turns
+	// at most; the log's disk is copied, replaced by a copy, or lost; its clock is wrong for a while; the bucket is in
+	// trouble.
 	cut, copying, back, lost, leap, trouble int
 	away                                    int
-	// ghosts is how many of 10 broken connections leave behind what was sent, to arrive much later.
+	// ghosts is how many of 10 broken connections leave behind messages that were sent and arrive much later.
 	ghosts int
-	// deposed is how many of 10 appends a server refuses that is behind, while another takes them: the log has three.
+	// deposed is how many of 10 appends are refused by a server that is behind, while another server takes them. The
+	// log then has three servers.
 	deposed int
-	// past requests, restores and forgetting are begun in so many of 1000 actions.
+	// past, restore and forget are how many of 1000 actions begin a request of the past, a restore and a forgetting.
 	past, restore, forget int
-	// slow is how often, of 1000, an answer of the bucket is made to come late.
+	// slow is how many of 1000 actions delay one answer of the bucket.
 	slow int
-	// history, rules and checkpoints are the cell's, grace that of its garbage.
+	// history, rules and checkpoints configure the cell; grace is the age at which garbage is collected.
 	history     time.Duration
 	rules       []projection.HistoryRule
 	checkpoints []projection.CheckpointRule
 	grace       time.Duration
-	// folders is how many block caches on disk processes share, 0 for none.
+	// folders is how many block caches on disk the processes share, 0 for none.
 	folders int
-	// claimed is from how many names an owner takes each of its two claims.
+	// claimed is how many names there are for each of an owner's two claims.
 	claimed int
-	// audit is how many of 10 clients choose an Audit-Id that looks like one of ours.
+	// audit is how many of 10 clients choose an Audit-Id that looks like one of Logplane's.
 	audit int
-	// heavy is how many bytes some objects have.
+	// heavy is the size in bytes of some large objects.
 	heavy int
 }
 
@@ -86,14 +88,14 @@ func configOf(seed uint64) config {
 		writes: 2 + r.IntN(8), oldest: r.IntN(10), hush: sometimes(10), rush: max(0, r.IntN(12)-3), feeding: 1 + r.IntN(4),
 		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "sweep"}, {"commit", "retain", "tidy"}}[r.IntN(3)],
 	}
-	switch r.IntN(4) { // some worlds get far in one respect
-	case 0: // much is written, folded and compacted, by few
+	switch r.IntN(4) { // some worlds go to an extreme
+	case 0: // few processes write much, and much is folded and compacted
 		c.steps, c.begin, c.tend, c.rush, c.writes, c.keys, c.inline = 800+r.IntN(1500), 200, 200, 9, 9, 2+r.IntN(3), 1
 		c.fault, c.fence, c.kill, c.cancel, c.tasks = 0, 0, 0, 0, []string{"commit", "commit", "commit", "commit", "sweep"}
-	case 1: // little is written, and much is purged, cancelled and started again
+	case 1: // little is written, but purges, cancellations and restarts are frequent
 		c.processes, c.hush, c.begin, c.tend, c.cancel, c.kill, c.writes = 4, 20, 40+r.IntN(100), 50+r.IntN(100), 60+r.IntN(100), 10+r.IntN(10), 2+r.IntN(4)
 		c.tasks, c.fault, c.parallel, c.feeding, c.rush = []string{"commit", "retain", "tidy"}, 0, 1+r.IntN(3), r.IntN(3), r.IntN(6)
-	case 2: // many watch, requests are slow, and the cell is fenced or its bucket fails
+	case 2: // many watches, slow requests, fences and failures of the bucket
 		c.watch, c.feeding, c.thinking, c.kill, c.inline, c.cache = 40, 4, 5+r.IntN(5), 0, 1, 1
 		c.fence, c.fault, c.stall = 6*r.IntN(2), (40+r.IntN(80))*r.IntN(2), 20
 	}
@@ -109,7 +111,7 @@ func configOf(seed uint64) config {
 		c.tasks = slices.Concat(c.tasks, []string{"expire", "expire"})
 	}
 	c.file, c.stateful, c.guarded = r.IntN(4) == 0, r.IntN(8), r.IntN(6)
-	if r.IntN(4) == 0 { // requests commit by themselves, or are refused
+	if r.IntN(4) == 0 { // requests commit, or are refused because the tail is full
 		c.tail = 1000 + r.IntN(10_000)
 	}
 	c.claimed = 10
@@ -129,10 +131,11 @@ type affliction struct {
 	befall func(*config, *rand.Rand)
 }
 
-// only is the affliction of all worlds; without it each has one of its own, or none.
+// only names the affliction of all worlds. If it is empty, each world has its own, or none.
 var only = os.Getenv("SIMULATE_ONLY")
 
-// afflictions make worlds in which one thing goes wrong often: worlds in which everything does find less.
+// afflictions make worlds in which one thing goes wrong often. Worlds in which everything goes wrong find fewer
+// mistakes.
 var afflictions = []affliction{
 	{"the log goes back", func(c *config, r *rand.Rand) {
 		c.calm(r)
@@ -226,7 +229,7 @@ var afflictions = []affliction{
 	}},
 }
 
-// calm takes away what would only get in the way.
+// calm takes away the faults that would only get in the way of an affliction.
 func (c *config) calm(r *rand.Rand) {
 	c.fence, c.fault, c.kill, c.cancel, c.stall, c.mortal, c.cadence, c.tail = 0, 0, 0, 0, 5, false, 0, 0
 	c.logRetention, c.retention = 0, 0
@@ -243,7 +246,7 @@ func (c *config) age(r *rand.Rand) {
 	c.pass, c.tasks = 30+r.IntN(50), []string{"commit", "compact"}
 }
 
-// archive keeps all of the past, some of it in checkpoints, and of some objects nothing.
+// archive keeps all of the past, some of it in checkpoints, and no past of some objects.
 func (c *config) archive(r *rand.Rand) {
 	c.inline, c.history, c.grace, c.keys = 1, 100*365*24*time.Hour, time.Millisecond, 2+r.IntN(3)
 	c.rules = []projection.HistoryRule{{Prefix: "/events"}, {Prefix: "/claims"}}[:1+r.IntN(2)]

@@ -9,25 +9,25 @@ import (
 	"sync/atomic"
 )
 
-// owner is the request or watch that a fault has met.
+// owner is the request or watch whose requests to the bucket meet faults.
 type owner struct {
 	verb    string
-	request *request // nil of a watch
+	request *request // nil if the owner is a watch
 	faults  atomic.Int64
-	// rootFaults are those of reading the root alone.
+	// rootFaults counts the faults of reads of the root.
 	rootFaults atomic.Int64
-	// roots are those that it has put.
+	// roots counts the roots that the owner has put.
 	roots atomic.Int64
-	// made counts the bytes that it has written to the bucket since so many roots were put, by their hash; the world's
-	// lock guards both.
+	// made counts, by hash, how often it has written the same bytes to the bucket since the root number 'swaps' was
+	// put. The world's lock guards both.
 	made  map[[32]byte]int
 	swaps int64
-	// beside is the view from which its write was decided last, at the time 'decided' in nanoseconds.
+	// beside is the view from which its write was last computed; decided is when, in Unix nanoseconds.
 	beside  atomic.Uint64
 	decided atomic.Int64
 }
 
-// meets notes a fault of the bucket.
+// meets notes that the owner has met a fault of the bucket.
 func (o *owner) meets(w *world, fault, op, key string) {
 	o.faults.Add(1)
 	if op == "get" && kindOf(key) == "root" {
@@ -40,7 +40,7 @@ func (o *owner) meets(w *world, fault, op, key string) {
 	w.counted.meet(fault, verb)
 }
 
-// meetAll notes a fault that all meet who are at work.
+// meetAll notes a fault that everybody at work has met.
 func (w *world) meetAll(fault string) {
 	for _, r := range w.inFlight {
 		w.counted.meet(fault, r.verb)
@@ -51,7 +51,7 @@ func (w *world) meetAll(fault string) {
 	w.counted.meet(fault, "")
 }
 
-// coverage is which fault has met which operation how often; by "" how often it was there.
+// coverage counts how often each fault has met each operation. The operation "" counts how often the fault was there.
 type coverage struct {
 	mu  sync.Mutex
 	met map[string]map[string]int
@@ -73,7 +73,7 @@ func (c *coverage) meet(fault, verb string) {
 var operations = []string{"create", "update", "delete", "get", "list", "watch", "get past", "list past", "replay", "changes",
 	"commit", "compact", "collect", "sweep", "once", "trim", "prune", "retain", "tidy", "expel", "expire", "run", "forget", "restore"}
 
-// faultsOfTheWorld are its rows, whether they were met or not.
+// faultsOfTheWorld are the rows of the coverage, even if they were never met.
 var faultsOfTheWorld = []string{"a request fails", "a request fails but persists", "an object is said to be gone",
 	"a connection breaks", "a process is killed", "the server stops", "a message comes late", "the log goes back", "the log is lost",
 	"the log's clock is ahead", "the log's clock is behind", "a server of the log is behind", "a fence at the least revision", "a webhook is slow",
@@ -82,7 +82,7 @@ var faultsOfTheWorld = []string{"a request fails", "a request fails but persists
 	"idx is not read", "idx is missing", "idx is damaged", "ckpt is not read", "ckpt is missing", "ckpt is damaged",
 	"pages is not read", "pages is missing", "pages is damaged"}
 
-// String is a table: what a fault has never met is '-'.
+// String returns a table, with '-' where a fault has never met an operation.
 func (c *coverage) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// findings are what a run has found, one of each kind.
+// findings are the violations that a run has found, one of each kind.
 type findings struct {
 	order []*finding
 }
@@ -38,7 +38,7 @@ func (f *findings) has(property string) bool {
 	return slices.ContainsFunc(f.order, func(known *finding) bool { return known.property == property })
 }
 
-// harmless are violations after which a world goes on as any other.
+// harmless violations do not end their world.
 var harmless = map[string]bool{
 	"a write is decided by an old view": true, "a trim is done again and again": true,
 	"the same bytes are written again and again": true, "an object is larger than two parts": true,
@@ -53,7 +53,7 @@ func (f *findings) String() string {
 	return b.String()
 }
 
-// cpuTime is what the process has used.
+// cpuTime is the processor time that this process has used.
 func cpuTime() time.Duration {
 	var used syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)

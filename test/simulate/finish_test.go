@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// finish lets all go on without faults, and looks at what is left.
+// finish lets all processes and requests go on without faults, and then checks what is left.
 func (w *world) finish() {
 	w.calm = true
 	w.say("all go on")
@@ -52,7 +52,7 @@ func (w *world) finish() {
 	w.hidden()
 	log, p, err := w.operator()
 	if err == nil {
-		_, err = p.Commit(w.life) // there is a root then
+		_, err = p.Commit(w.life) // this makes the first root
 	}
 	if err == nil && w.config.mortal {
 		err = w.expireAll(log, p)
@@ -70,13 +70,13 @@ func (w *world) finish() {
 	w.tended()
 }
 
-// writable says whether every process of the epoch can write, now that nothing fails.
+// writable checks that every process of the epoch can write, now that nothing fails.
 func (w *world) writable() {
 	for _, p := range keep(w.processes, func(p *process) bool { return p.epoch == w.epoch }) {
 		var r *request
 		for try := 0; try == 0 || r.err != nil && try < 20; try++ {
 			if try > 0 {
-				w.rest(time.Second) // as a client does that is told to come back
+				w.rest(time.Second) // as a client does that got a Retry-After
 			}
 			r = &request{process: p, verb: "create", kind: "events", name: "last-" + p.name}
 			w.begin(r)

@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// forgetSome begins to forget what an object was.
+// forgetSome begins to forget the old versions of an object.
 func (w *world) forgetSome() {
 	p, ok := pick(w, w.processes)
 	if !ok || len(keep(w.inFlight, func(r *request) bool { return r.verb == "forget" })) > 0 || w.forgets >= 5 {
@@ -26,11 +26,11 @@ func (w *world) forgetSome() {
 		return
 	}
 	writes := func(r *request) bool { return r.verb == "create" || r.verb == "update" || r.verb == "delete" }
-	if len(keep(w.inFlight, writes)) == 0 && w.choices.choose(4) > 0 { // then it need not wait
+	if len(keep(w.inFlight, writes)) == 0 && w.choices.choose(4) > 0 { // forgetting need not wait for writers then
 		r.stopped = true
 		w.hushed = w.turn + 100_000
 	}
-	w.model.forgetting[r.key()] = true // and if it fails, it may have gone so far
+	w.model.forgetting[r.key()] = true // even if it fails, versions may be gone
 	w.begin(r)
 }
 
@@ -43,7 +43,7 @@ func (r *request) forget(ctx context.Context) (err error) {
 	return err
 }
 
-// judgeForget notes what is gone: all but the newest version, if that is live.
+// judgeForget notes which versions are gone: all but the newest, if that one is live.
 func (w *world) judgeForget(r *request) {
 	if r.stopped {
 		w.hushed = w.turn
@@ -71,7 +71,8 @@ func (w *world) judgeForget(r *request) {
 	w.say("forgotten: %s up to %d", r.key(), upto)
 }
 
-// hidden looks into the block caches on disk: whoever has read the root since has emptied them of what was forgotten.
+// hidden checks that the block caches on disk hold no forgotten version. Every process that has read the root since
+// then has removed them.
 func (w *world) hidden() {
 	for _, folder := range w.folders {
 		_ = filepath.WalkDir(folder, func(name string, e fs.DirEntry, err error) error {
@@ -89,7 +90,7 @@ func (w *world) hidden() {
 	}
 }
 
-// gone says whether the bucket still has what was forgotten, once all of its garbage is collected.
+// gone checks that the bucket holds no forgotten version, once all of its garbage is collected.
 func (w *world) gone() {
 	if w.model.forgotten == nil {
 		return
@@ -107,12 +108,12 @@ func (w *world) gone() {
 	}
 }
 
-// remembers says which forgotten version a file has, that holds parts of an object. Objects here have one block, right
-// after the header.
+// remembers names a forgotten version in a file that holds parts of an object of the bucket, or returns "". Objects
+// here have one block, right after the header.
 func (w *world) remembers(name string, object, file []byte) string {
 	const header, enough = 8, 16
 	if len(file) < header+enough || !bytes.Equal(file[header:header+enough], object[header:header+enough]) {
-		return "" // no more than the footer
+		return "" // the file has only the footer
 	}
 	reader, err := segment.OpenBytes(name, object)
 	if err != nil || reader.Blocks() != 1 {

@@ -12,14 +12,15 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// fork is a log that went back: what came after 'at' is lost, and another history may come in its place. Whoever knew
-// of it must notice (invariant 9). Nobody else can, before the operator fences the cell.
+// fork is the state after the log went back: the events after 'at' are lost, and other events may take their revisions.
+// Every process that knew a lost event must notice (invariant 9). Other processes cannot notice before the operator
+// fences the cell.
 type fork struct {
 	at     uint64
-	before *model // the history that is lost, from 'at' on
+	before *model // the lost history, with all events before the log went back
 }
 
-// diverge replaces the log by an older one, which ends with the revision.
+// diverge replaces the log by an older copy whose last revision is head.
 func (w *world) diverge(head uint64, store string) {
 	w.settle()
 	w.learn()
@@ -36,7 +37,7 @@ func (w *world) diverge(head uint64, store string) {
 		if x.process.knew {
 			x.model = w.fork.before
 		} else if x.beginning {
-			x.over = true // which history it begins with is open
+			x.over = true // nobody knows which history it begins with
 		}
 	}
 	w.again(store)
@@ -50,7 +51,7 @@ func (w *world) diverge(head uint64, store string) {
 	}
 }
 
-// forget takes back what clients were told of revisions that are lost.
+// forget withdraws what clients were told of revisions that are lost.
 func (w *world) forget(head uint64) {
 	w.acknowledged = min(w.acknowledged, head)
 	w.told = keep(w.told, func(a acknowledged) bool { return a.revision <= head })
@@ -59,7 +60,7 @@ func (w *world) forget(head uint64) {
 	}
 }
 
-// lines are the histories that a request's answer may be of.
+// lines returns the histories that a request may answer from.
 func (w *world) lines(r *request) []*model {
 	switch {
 	case r.process.epoch < w.epoch:
@@ -70,19 +71,20 @@ func (w *world) lines(r *request) []*model {
 	return []*model{w.model, w.fork.before}
 }
 
-// went reports what a process says of the history that came after the one it knew.
+// went reports a process that answers from the new history although it knew the lost one.
 func (w *world) went(r *request, revision uint64) bool {
 	if w.fork == nil || !r.process.knew || r.fork != w.fork || revision <= w.fork.at {
 		return false
 	}
 	if e := w.fork.before.events[revision]; e != nil && r.version != "" {
-		return false // of the lost history, which it cannot know to be lost
+		return false // an answer from the lost history, which the process cannot know to be lost
 	}
 	w.violated("9 a process goes on over a log that went back", "%v: is told of %d, and the process knew what was lost after %d", r, revision, w.fork.at)
 	return true
 }
 
-// heal ends a fork with a fence. What the root had is kept, and the log's events if they are its.
+// heal ends a fork after a fence. The events that the root covers are kept, and so are the log's events if they follow
+// that root.
 func (w *world) heal(plan projection.FencePlan, root projection.Root) {
 	if w.fork == nil {
 		if plan.Lost != nil {
@@ -100,7 +102,7 @@ func (w *world) heal(plan projection.FencePlan, root projection.Root) {
 		w.forget(uint64(root.Applied))
 	}
 	for _, x := range w.watches {
-		x.over = true // they are of the old epoch, and perhaps of the old history
+		x.over = true // their watches are of the old epoch, and perhaps of the old history
 	}
 	w.watches = nil
 	w.fork = nil
@@ -108,12 +110,12 @@ func (w *world) heal(plan projection.FencePlan, root projection.Root) {
 
 var least = regexp.MustCompile(`at least (\d+)`)
 
-// planFence plans it at a revision of the operator's choice, the least there may be, or leaves that to the plan.
+// planFence plans a fence at the lowest possible revision, or at the one that the plan chooses.
 func (w *world) planFence(p *projection.Projection) (plan projection.FencePlan, err error) {
 	if w.choices.choose(3) == 0 {
 		return p.PlanFence(w.life, 0)
 	}
-	_, err = p.PlanFence(w.life, 1) // which says how high it must be
+	_, err = p.PlanFence(w.life, 1) // its error names the lowest revision
 	if m := least.FindStringSubmatch(fmt.Sprint(err)); m != nil {
 		to, _ := strconv.ParseUint(m[1], 10, 64)
 		w.meetAll("a fence at the least revision")
@@ -122,7 +124,7 @@ func (w *world) planFence(p *projection.Projection) (plan projection.FencePlan, 
 	return plan, err
 }
 
-// whole says that a process that begins now reads what the log and the root have, or says what is wrong.
+// whole checks that a process that starts now reads the same state as the log and the root hold.
 func (w *world) whole() {
 	_, p, err := w.operator()
 	var v *projection.View
@@ -161,7 +163,7 @@ func (w *world) whole() {
 	}
 }
 
-// lossOf names a wrong answer by what it shows.
+// lossOf names the violation that a wrong answer shows.
 func (w *world) lossOf(revision uint64, property string) string {
 	e := w.model.events[revision]
 	switch {
@@ -173,7 +175,7 @@ func (w *world) lossOf(revision uint64, property string) string {
 	return property
 }
 
-// rows are the revisions of all objects of a view.
+// rows returns the revisions of all objects in a view.
 func (w *world) rows(v *projection.View) (map[string]uint64, error) {
 	got := map[string]uint64{}
 	for row, err := range v.Scan(w.life, "", "", v.Revision()) {

@@ -16,10 +16,10 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// cached is an object that the feed encodes once for many watches.
+// cached returns the object that the feed encodes once for many watches.
 func cached(obj runtime.Object) runtime.Object { return obj.(runtime.CacheableObject).GetObject() }
 
-// alarms are what only a broken or fenced cell may say, by the words that are in it.
+// alarms are the messages that only processes of a broken or fenced cell may give, by words in them.
 var alarms = map[string]string{
 	"purged past the root":   "5 a healthy cell says that it was purged past the root",
 	"beginning is gone":      "5 a healthy cell says that it has no root",
@@ -37,12 +37,12 @@ func falseAlarm(message string) string {
 	return ""
 }
 
-// misled says that an error calls the operator although the process's epoch goes on.
+// misled says whether an error calls the operator although the process's epoch goes on.
 func (w *world) misled(p *process, message string) bool {
 	return p.epoch == w.epoch && falseAlarm(message) != ""
 }
 
-// judgeExpiry says whether a deletion that no client asked for came when the log's time had come.
+// judgeExpiry checks that an expiry deleted an object only after the end of its TTL, in the log's time.
 func (w *world) judgeExpiry(e *event) {
 	if e.kind != "deleted" || e.void != "" || strings.Contains(e.id, "request-") || len(w.leaps) > 0 || !strings.HasPrefix(e.key, mortals) {
 		return
@@ -53,7 +53,7 @@ func (w *world) judgeExpiry(e *event) {
 	}
 }
 
-// expireAll waits until all that is mortal must be gone.
+// expireAll waits until every TTL has ended, expires all mortal objects, and checks that none is left.
 func (w *world) expireAll(log *eventlog.Log, p *projection.Projection) error {
 	w.sleep(longest)
 	l, err := lifecycleOf(kubestore.Cell{Log: log, Projection: p, Cluster: "main"})
@@ -120,7 +120,7 @@ func (w *world) judgeWrite(r *request, got result) {
 	e := w.model.events[got.revision]
 	if w.fork != nil && r.fork != w.fork {
 		if was := w.fork.before.events[got.revision]; was != nil && was.version.tag == got.tag {
-			return // it was told of the history that is lost since
+			return // the client was told of a history that was lost since
 		}
 	}
 	if r.process.epoch < w.epoch && e == nil && len(w.lost) > 0 && r.fencesBefore < len(w.model.fences) {
@@ -145,7 +145,7 @@ func (w *world) judgeWrite(r *request, got result) {
 	}
 }
 
-// judgeAcknowledged looks at what a write that counts was computed from, and at what else it has left.
+// judgeAcknowledged checks what an acknowledged write was computed from, and which other events it left.
 func (w *world) judgeAcknowledged(r *request, got result) {
 	if w.begun && r.process.epoch == w.epoch {
 		if was := w.fork; was != nil && was.before.events[got.revision] != nil {
@@ -170,7 +170,7 @@ func (w *world) judgeAcknowledged(r *request, got result) {
 	}
 }
 
-// landed counts the valid events that a request has left of its object.
+// landed counts the valid events that a request has appended for its object.
 func (w *world) landed(r *request) (n int) {
 	for _, c := range w.model.keys[r.key()] {
 		if c.now.tag == r.tag && c.now.revision == c.at {
@@ -180,7 +180,7 @@ func (w *world) landed(r *request) (n int) {
 	return n
 }
 
-// judgeTrim says whether a trim has done anything that was not done.
+// judgeTrim reports a trim that repeats what was already done.
 func (w *world) judgeTrim(r *request) {
 	if r.count == 0 || r.err != nil {
 		return
@@ -190,7 +190,7 @@ func (w *world) judgeTrim(r *request) {
 		return
 	}
 	w.trims[said]++
-	if w.trims[said] == 3 { // two at once may each have done a part of it
+	if w.trims[said] == 3 { // two trims at once may each do a part, so two may report the same
 		w.violated("a trim is done again and again", "%v: %s", r, said)
 	}
 }
@@ -272,17 +272,17 @@ func (w *world) listed(r *request, m *model) (property, problem string) {
 
 func (r *request) upkeep() bool { return r.kind == "" || r.verb == "forget" }
 
-// judgeError says whether an error is true.
+// judgeError reports an error that does not tell the truth.
 func (w *world) judgeError(r *request) {
 	message := r.err.Error()
 	if w.fork != nil || r.process.epoch < w.epoch {
-		return // what went back, or was fenced, is said to be so in many ways
+		return // processes may report a log that went back, or a fence, in many ways
 	}
 	if w.misled(r.process, message) && r.fencesBefore == len(w.model.fences) {
 		w.violated(falseAlarm(message), "%v: %v", r, r.err)
 		return
 	}
-	if r.disturbed || r.upkeep() { // what fails of a projector's is tried again
+	if r.disturbed || r.upkeep() { // a projector tries a failed task again
 		return
 	}
 	if r.verb != "delete" && strings.Contains(message, "nothing was written") && r.tag != "" && w.landed(r) > 0 {
@@ -342,11 +342,11 @@ func (w *world) judgeError(r *request) {
 	}
 }
 
-// couldRead says that the request needed only the log and what its process knew.
+// couldRead says whether the log and what its process knew were enough to serve the request.
 func (r *request) couldRead(w *world) bool {
 	var status apierrors.APIStatus
 	if !errors.As(r.err, &status) || status.Status().Code != 503 || !strings.Contains(r.err.Error(), "catch up to revision") {
-		return false // it may need the root because a segment that its own names was collected
+		return false // the request may need the new root, because a segment of its own root was collected
 	}
 	first, _ := w.extent()
 	v := r.process.projection.Current()

@@ -12,18 +12,20 @@ import (
 	"time"
 )
 
-// link is the connection of one process to the log's server, which the schedule carries message by message. A process
-// that connects again gets new wires; what waited in the old ones is lost.
+// link is the connection of one process to the log's server. The schedule carries it message by message. A process that
+// connects again gets new wires; messages that waited in the old ones are lost.
 type link struct {
 	world *world
 	name  string
 
 	mu   sync.Mutex // guards what follows
-	open bool       // messages pass at once
+	open bool       // messages pass without waiting
 	cut  bool
-	// lines are its connections, mostly one: to look at the log's servers takes another for a moment.
+	// lines are the process's connections, mostly one. To look at the log's servers, a process opens another for a
+	// moment.
 	lines []*line
-	// refused has, by the inbox of the answer, what a server says that is behind, in place of the one that took it.
+	// refused replaces the answers to some appends, by inbox: a server that is behind answers in place of the one that
+	// took the append. The value is the last revision that this server knows of.
 	refused map[string]uint64
 	// staged are the preconditions of a batch that is not committed yet.
 	staged []expectation
@@ -57,8 +59,8 @@ func (l *link) InProcessConn() (net.Conn, error) {
 	return client, nil
 }
 
-// kill cuts the connection, until it is mended. What was sent may arrive all the same, much later: then the wire is
-// returned on which it is.
+// kill cuts the connection until it is mended. If late is set, messages that were sent may still arrive much later;
+// kill then returns the wire that they are on.
 func (l *link) kill(late bool) (ghost *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +94,7 @@ func (l *link) hold() {
 	l.open = false
 }
 
-// waiting are the messages that the schedule may let go: the first of each direction.
+// waiting returns the steps that the schedule may let go: the first message of each direction.
 func (l *link) waiting() (steps []*step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,7 +104,7 @@ func (l *link) waiting() (steps []*step) {
 	return steps
 }
 
-// first is what may be let go of a wire, none if nothing waits in it. The link is locked.
+// first returns the step for the wire's first message, or nothing if none waits. The caller holds the link's lock.
 func (w *wire) first() []*step {
 	if w.closed || len(w.queue) == 0 {
 		return nil
@@ -114,14 +116,14 @@ func (w *wire) first() []*step {
 type wire struct {
 	link  *link
 	name  string
-	queue []frame // what waits for the schedule; the first of them is a message that may be let go
+	queue []frame // frames that wait for the schedule; the first is a message
 	ready []byte
 	more  chan struct{}
-	// late says that what waits may still be sent, although nothing more comes; closed that nothing is sent any more.
+	// late: the waiting frames may still be sent, although no more come. closed: nothing is sent any more.
 	late, closed bool
 }
 
-// close ends the sending. The link is locked.
+// close stops the sending. The caller holds the link's lock.
 func (w *wire) close() {
 	if !w.closed {
 		w.closed = true
@@ -129,11 +131,11 @@ func (w *wire) close() {
 	}
 }
 
-// frame is one message, or one word of the protocol.
+// frame is one message, or another element of the protocol.
 type frame struct {
 	data  []byte
 	label string
-	// message says that the schedule decides when it goes; everything else only keeps its place.
+	// message: the schedule decides when the frame goes. All other frames only keep their order.
 	message      bool
 	born, number int
 	at           time.Time
@@ -180,7 +182,7 @@ func (w *wire) read(r *bufio.Reader) {
 	}
 }
 
-// release lets go of n messages, and of what follows them without being one.
+// release sends n messages, and the frames after each of them that are not messages.
 func (w *wire) release(n int) {
 	for len(w.queue) > 0 && (n > 0 || !w.queue[0].message) {
 		if w.queue[0].message {
@@ -215,7 +217,8 @@ func (w *wire) write(to io.WriteCloser) {
 	}
 }
 
-// readFrame reads one piece of NATS's text protocol. What only keeps a connection alive is urgent: it overtakes.
+// readFrame reads one element of NATS's text protocol. Elements that only keep a connection alive are urgent: they
+// overtake.
 func readFrame(r *bufio.Reader) (f frame, urgent bool, err error) {
 	line, err := r.ReadBytes('\n')
 	if err != nil {
@@ -247,7 +250,7 @@ func readFrame(r *bufio.Reader) (f frame, urgent bool, err error) {
 	return f, false, nil
 }
 
-// label says in words what a message is.
+// label describes a message in words.
 func label(words []string, body []byte) string {
 	subject := words[1]
 	switch {

@@ -35,7 +35,7 @@ func (w *world) serve(store string) error {
 	return err
 }
 
-// halt stops the log's server. Whoever was connected is not any more.
+// halt stops the log's server, and with it all connections.
 func (w *world) halt() {
 	w.direct.Close()
 	w.desk.Close()
@@ -76,13 +76,14 @@ func (w *world) copySome() {
 	w.copied, w.copiedHead = name, w.model.head
 }
 
-// backSome replaces the log's disk by the last copy: acknowledged writes are lost. Some processes are away meanwhile.
+// backSome replaces the log's disk by its last copy: acknowledged writes are lost. Some processes are disconnected
+// meanwhile.
 func (w *world) backSome() {
 	if w.copied == "" || w.fork != nil || w.model.head == w.copiedHead || len(w.model.fences) > 0 {
 		return
 	}
 	if applied := w.root().Applied; uint64(applied) > w.copiedHead && w.choices.choose(10) > 0 {
-		return // every process would notice
+		return // then every process would notice
 	}
 	if locked() {
 		return
@@ -90,16 +91,16 @@ func (w *world) backSome() {
 	w.say("the log goes back from %d to %d", w.model.head, w.copiedHead)
 	w.meetAll("the log goes back")
 	store := w.copied
-	w.copied = "" // it is written to from now on
+	w.copied = "" // the server writes to this copy from now on
 	w.diverge(w.copiedHead, store)
 	for _, p := range w.processes {
 		if w.choices.choose(2) == 0 {
 			w.cut(p)
 		}
 	}
-	if w.choices.choose(2) == 0 { // the operator notices at once
+	if w.choices.choose(2) == 0 { // the operator fences soon
 		w.fence()
-		w.rest(400 * time.Millisecond) // that takes time
+		w.rest(400 * time.Millisecond) // fencing takes time
 	}
 	for range 1 + w.choices.choose(2) {
 		w.start()
@@ -142,7 +143,7 @@ func (w *world) loseSome() {
 	w.start()
 }
 
-// root is the cell's now, as it is in the bucket.
+// root returns the cell's present root from the bucket.
 func (w *world) root() (r projection.Root) {
 	_, p, err := w.operator()
 	if err == nil {
@@ -154,13 +155,13 @@ func (w *world) root() (r projection.Root) {
 	return r
 }
 
-// leap is a stretch of revisions that the log gives a wrong time.
+// leap is a range of revisions that get a wrong time from the log.
 type leap struct {
 	from, upto uint64
 	by         time.Duration
 }
 
-// leapSome lets the log's clock be wrong for one event, or some.
+// leapSome makes the log's clock wrong for one event or several.
 func (w *world) leapSome() {
 	from := w.model.head + 1
 	if n := len(w.leaps); n > 0 {
@@ -168,7 +169,7 @@ func (w *world) leapSome() {
 	}
 	l := leap{from: from, upto: from + uint64([]int{0, 0, 3, 30}[w.choices.choose(4)])}
 	l.by = []time.Duration{5 * time.Minute, 10 * time.Minute, 10 * time.Minute, time.Hour, 48 * time.Hour, -time.Minute, -2 * time.Hour}[w.choices.choose(7)]
-	if l.by > 0 { // further than before: what is not is not noticed
+	if l.by > 0 { // further than before: a smaller error would go unnoticed
 		for _, before := range w.leaps {
 			l.by = max(l.by, before.by+5*time.Minute)
 		}
@@ -184,7 +185,7 @@ func (w *world) leapSome() {
 	w.meetAll(what)
 }
 
-// right ends what is wrong with the log's clock. How far ahead it may seem to be is a minute at most.
+// right corrects the log's clock. It then waits, since processes may take the clock to be up to a minute ahead.
 func (w *world) right() {
 	if len(w.leaps) == 0 {
 		return
@@ -197,7 +198,7 @@ func (w *world) right() {
 	w.sleep(3 * time.Minute)
 }
 
-// wrong is by how much the log's time of a revision is.
+// wrong returns the error of the log's time at a revision.
 func (w *world) wrong(revision uint64) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -209,8 +210,8 @@ func (w *world) wrong(revision uint64) time.Duration {
 	return 0
 }
 
-// staleRefusal is what a server of the log that is behind says to an append: it has the events up to a revision, and
-// none of them was purged. It is 0, false if such a server would not refuse.
+// staleRefusal computes the answer of a server that is behind to an append. That server has the events up to some
+// revision, and has purged none of them. The result is 0, false if such a server would not refuse.
 func (w *world) staleRefusal(expected []expectation) (last uint64, refused bool) {
 	if len(w.model.order) == 0 {
 		return 0, false

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// event is one event of the log as it was first seen, whatever became of it since.
+// event is one event of the log as it was first seen, even if it was purged or lost since.
 type event struct {
 	revision, base, epoch uint64
 	id                    string
@@ -23,47 +23,49 @@ type event struct {
 	version               version
 	// batch is the first and the last revision of its batch.
 	batch [2]uint64
-	// at is when the log took it, ttl how long its version may live from then on; 0 is for ever.
+	// batch has the first and the last revision of the event's batch.
 	at  time.Time
 	ttl time.Duration
-	// size is what it counts in a tail.
+	// at is the log's time of the event. ttl is how long its version may live from then on; 0 is for ever.
 	size int
-	// live is the revision that it found.
+	// size is the event's share of a tail's bytes.
 	live uint64
-	// void says why it does not count, if it does not. half says that it would, if the rest of its append did.
+	// live is the key's live revision just before the event.
 	void string
 	half bool
 }
 
-// version is what a client can tell of one version of an object.
+// void says why the event is void; it is empty if the event is valid. half: the event is void only because of others in
+// its append.
 type version struct {
 	revision        uint64
 	uid, tag, color string
 }
 
-// model is the fold by invariant 13, in its plainest form: all versions of all keys.
+// version is what a client can tell about one version of an object.
 type model struct {
 	head   uint64
 	events map[uint64]*event
 	order  []uint64 // revisions of events, ascending
 	keys   map[string][]change
 	fences []fence
-	// forgotten is up to which revision the versions of a key are gone, forgetting which may be going.
+	// forgotten has, by key, the revision up to which versions are gone. forgetting has the keys whose versions may be
+	// going.
 	forgotten  map[string]uint64
 	forgetting map[string]bool
 }
 
-// change is what a valid event made of its key; the version's revision is 0 if nothing.
+// change is the new state of a key after a valid event. The version's revision is 0 if the key is deleted.
 type change struct {
 	at  uint64
 	now version
 	*event
 }
 
-// fence is where a new epoch begins.
+// fence is the revision at which a new epoch begins.
 type fence struct{ at, epoch uint64 }
 
-// mayLack says that a version of a key may be gone.
+// mayLack says whether a version of a key may be gone.
 func (m *model) mayLack(key string, revision uint64) bool {
 	return m.forgetting[key] || m.forgotten[key] >= revision
 }
@@ -72,7 +74,7 @@ func newModel() *model {
 	return &model{events: map[uint64]*event{}, keys: map[string][]change{}, forgetting: map[string]bool{}}
 }
 
-// clone is a model that learns on by itself.
+// clone returns a copy that learns independently.
 func (m *model) clone() *model {
 	c := &model{head: m.head, events: maps.Clone(m.events), order: slices.Clone(m.order), keys: map[string][]change{},
 		fences: slices.Clone(m.fences), forgotten: m.forgotten, forgetting: m.forgetting}
@@ -82,7 +84,7 @@ func (m *model) clone() *model {
 	return c
 }
 
-// truncate takes away what came after a revision.
+// truncate removes everything after a revision.
 func (m *model) truncate(head uint64) {
 	m.head = min(m.head, head)
 	m.order = slices.DeleteFunc(m.order, func(revision uint64) bool { return revision > head })
@@ -92,7 +94,7 @@ func (m *model) truncate(head uint64) {
 	}
 }
 
-// lastEvent is the revision of the key's last event up to a revision, void or not, 0 for none.
+// lastEvent returns the revision of the key's last event at or below 'upto', void or not, or 0.
 func (m *model) lastEvent(key string, upto uint64) uint64 {
 	for _, revision := range slices.Backward(m.order) {
 		if revision <= upto && m.events[revision].key == key {
@@ -128,7 +130,7 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 		of, _ := strconv.ParseUint(size, 10, 64)
 		e.batch = [2]uint64{revision - n + 1, revision - n + of}
 	}
-	e.size = 450 + 2*len(e.key) + len(msg.Data) // as the projection counts, without authors
+	e.size = 450 + 2*len(e.key) + len(msg.Data) // counted as in the projection, without authors
 	m.events[revision] = e
 	m.order = append(m.order, revision)
 	if kind != "added" && kind != "modified" && kind != "deleted" { // a barrier
@@ -156,7 +158,7 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 	}
 }
 
-// halved says that some events of an append would count by themselves, and others would not.
+// halved says whether some events of an append would be valid by themselves while others are void.
 func (m *model) halved(batch [2]uint64) bool {
 	for revision := batch[0]; revision <= batch[1]; revision++ {
 		if e := m.events[revision]; e != nil && e.half {
@@ -166,7 +168,7 @@ func (m *model) halved(batch [2]uint64) bool {
 	return false
 }
 
-// verdict is that of a whole append: if one of its events is void, all are.
+// verdict applies to the whole append: if one of its events is void, all are.
 func (m *model) verdict(batch [2]uint64) {
 	void := ""
 	for revision := batch[0]; revision <= batch[1]; revision++ {
@@ -195,7 +197,7 @@ func decode(body []byte) version {
 	return version{uid: object.Metadata.UID, tag: object.Metadata.Labels["tag"], color: object.Metadata.Labels["color"]}
 }
 
-// at is the key's version as of a revision, or nothing.
+// at returns the key's version as of a revision, if it exists.
 func (m *model) at(key string, revision uint64) version {
 	changes := m.keys[key]
 	n := sort.Search(len(changes), func(i int) bool { return changes[i].at > revision })
@@ -205,7 +207,7 @@ func (m *model) at(key string, revision uint64) version {
 	return changes[n-1].now
 }
 
-// list is what is below a prefix as of a revision.
+// list returns the objects below a prefix as of a revision.
 func (m *model) list(prefix, color string, revision uint64) map[string]version {
 	listed := map[string]version{}
 	for key := range m.keys {
@@ -217,8 +219,8 @@ func (m *model) list(prefix, color string, revision uint64) map[string]version {
 	return listed
 }
 
-// within says whether a revision lies inside of a batch: some of it is at or below, and some above. What is void or
-// forgotten is of no batch.
+// within says whether a revision lies inside of a batch, so that some of its events are at or below it and some above.
+// A void or forgotten event belongs to no batch.
 func (m *model) within(revision uint64) bool {
 	shown := func(e *event) bool { return e != nil && e.void == "" && e.revision > m.forgotten[e.key] }
 	e := m.events[revision]
@@ -230,7 +232,7 @@ func (m *model) within(revision uint64) bool {
 	return false
 }
 
-// whole is the last revision that a list of a revision may have: the end of its batch.
+// whole returns the end of the revision's batch: the latest revision that a list at this revision may have.
 func (m *model) whole(revision uint64) uint64 {
 	if e := m.events[revision]; e != nil {
 		return e.batch[1]
@@ -238,7 +240,7 @@ func (m *model) whole(revision uint64) uint64 {
 	return revision
 }
 
-// ever says whether some state of the key between two revisions is as asked.
+// ever says whether the key was in the wanted state at some time between two revisions.
 func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
 	if is(m.at(key, from)) {
 		return true
@@ -251,7 +253,7 @@ func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
 	return false
 }
 
-// views are the revisions from one on as of which a process may have seen the state.
+// views returns the revisions, from one on, as of which a process may have seen the state.
 func (m *model) views(from uint64) (views []uint64) {
 	for _, revision := range m.order {
 		if revision >= from && !m.within(revision) {
@@ -266,7 +268,7 @@ func (m *model) views(from uint64) (views []uint64) {
 	return views
 }
 
-// behind is how much is in the log after a revision.
+// behind returns how many bytes of events the log has after a revision.
 func (m *model) behind(revision uint64) (bytes int) {
 	for _, r := range m.order {
 		if e := m.events[r]; r > revision && e.key != "" {
@@ -276,7 +278,8 @@ func (m *model) behind(revision uint64) (bytes int) {
 	return bytes
 }
 
-// next is the first change after a revision that a watch delivers, and what it delivers; false if there is none yet.
+// next returns the first change after a revision that a watch delivers, in the form in which it delivers it; false if
+// there is none yet.
 func (m *model) next(prefix, color string, after uint64) (kind, key string, v version, ok bool) {
 	n, _ := slices.BinarySearch(m.order, after+1)
 	for _, revision := range m.order[n:] {

@@ -35,7 +35,7 @@ func (w *world) pastSome() {
 	w.begin(r)
 }
 
-// doPast does a request of the past, as the API does.
+// doPast serves a request of the past in the way that the API does.
 func (r *request) doPast(ctx context.Context, store storage.Interface) error {
 	p := r.process.projection
 	keys := projection.Keys{Start: r.prefix(), End: projection.PrefixEnd(r.prefix())}
@@ -86,7 +86,7 @@ func (r *request) doPast(ctx context.Context, store storage.Interface) error {
 	return nil
 }
 
-// told is an event that a client was told of.
+// told is an event that a client was told about.
 type told struct {
 	revision uint64
 	key      string
@@ -97,7 +97,7 @@ func (r *request) prefix() string { return "main/" + r.kind + "/" }
 // judgePast compares what a client was told of the past with the model.
 func (w *world) judgePast(r *request) {
 	if r.err != nil && (r.verb != "get past" || !storage.IsNotFound(r.err)) {
-		return // that it is not kept any more; who was told something else is judged as any other
+		return // the error says that the past is not kept any more; other errors are judged like any request's
 	}
 	w.counted.past.Add(1)
 	problem := ""
@@ -148,7 +148,7 @@ func (r *request) differs(m *model) string {
 	return ""
 }
 
-// lacks says which events were not told, or should not have been.
+// lacks names the events that are missing from an answer, or should not be in it.
 func (r *request) lacks(m *model) string {
 	var want []told
 	for _, revision := range m.order {
@@ -170,7 +170,7 @@ func (r *request) lacks(m *model) string {
 	return ""
 }
 
-// expired says whether a request of the past was refused for a reason.
+// expired says whether the answer was an error that a request of the past may get.
 func (r *request) expired() bool {
 	return r.at > 0 && (errors.Is(r.err, projection.ErrExpired) || errors.Is(r.err, projection.ErrTrimmed) || errors.Is(r.err, projection.ErrTooMuch))
 }

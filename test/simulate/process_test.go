@@ -39,10 +39,10 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// kinds of objects: owners have claims, which are listed like others; events have none, and may have a TTL.
+// kinds of objects. Owners have claims, which are listed like other objects. Events have no claims, and may have a TTL.
 var kinds = []string{"owners", "events", "claims"}
 
-// mortals is where Expire looks, and longest the longest TTL.
+// mortals is the prefix in which Expire looks. longest is the longest TTL.
 const (
 	mortals = "main/events/"
 	longest = time.Minute
@@ -50,7 +50,8 @@ const (
 
 func lifecycleOf(cell kubestore.Cell) (*lifecycle.Lifecycle, error) {
 	beside := func(context.Context, *projection.View, projection.Row) ([]projection.Write, error) { return nil, nil }
-	return lifecycle.New(lifecycle.Config{Cell: cell, BesideDeletion: beside, Client: &rest.Config{Host: "127.0.0.1:1"}}) // Expire calls nobody
+	// Expire calls no server
+	return lifecycle.New(lifecycle.Config{Cell: cell, BesideDeletion: beside, Client: &rest.Config{Host: "127.0.0.1:1"}})
 }
 
 func resource(name string) kubestore.Resource {
@@ -66,7 +67,7 @@ func resource(name string) kubestore.Resource {
 	return r
 }
 
-// beside notes from which view a write is computed, and may take its time.
+// beside notes the view from which a write is computed, and may take time.
 func beside(ctx context.Context, v *projection.View, _ kubestore.Change) ([]projection.Write, error) {
 	o := ownerOf(ctx)
 	o.beside.Store(uint64(v.Revision()))
@@ -101,15 +102,15 @@ type process struct {
 	log        *eventlog.Log
 	projection *projection.Projection
 	stores     map[string]storage.Interface
-	objects    *kubestore.Objects // nil without them
+	objects    *kubestore.Objects // nil if the process has no such cache
 	lifecycle  *lifecycle.Lifecycle
 	life       context.Context
 	end        context.CancelFunc
 	feeds      bool
 	dead       bool
-	// away is until which turn the connection stays broken, 0 if it is not.
+	// away is the turn until which the connection stays broken, 0 if it works.
 	away int
-	// fork is the one that was there when the process began. knew says that it has seen what was lost in a later one.
+	// fork is the fork that was there when the process began. knew: the process has seen events that a later fork lost.
 	fork *fork
 	knew bool
 }
@@ -164,7 +165,7 @@ func (w *world) start() *process {
 	return p
 }
 
-// disturb marks all that the process is at work on.
+// disturb marks all requests and watches of the process as disturbed by a fault.
 func (p *process) disturb(fault string) {
 	for _, r := range p.world.inFlight {
 		if r.process == p {
@@ -192,7 +193,7 @@ func (w *world) cutSome() {
 	}
 }
 
-// appends says that an event waits to be sent.
+// appends says whether an event of the process waits to be sent.
 func (p *process) appends() bool {
 	return slices.ContainsFunc(p.link.waiting(), func(s *step) bool { return strings.HasPrefix(s.what, "the event") })
 }
@@ -204,7 +205,7 @@ func (w *world) cut(p *process) {
 	w.haunt(p.link.kill(w.choices.choose(10) < w.config.ghosts))
 }
 
-// haunt keeps what was sent and has not arrived.
+// haunt keeps messages that were sent and have not arrived.
 func (w *world) haunt(ghost *wire) {
 	if ghost != nil {
 		w.haunts++
@@ -218,7 +219,7 @@ func (w *world) haunt(ghost *wire) {
 	}
 }
 
-// comeBack lets processes connect again that were away for long enough.
+// comeBack reconnects the processes whose time away is over.
 func (w *world) comeBack() {
 	for _, p := range w.processes {
 		if p.away > 0 && (w.calm || p.away <= w.turn) {
@@ -229,7 +230,7 @@ func (w *world) comeBack() {
 	}
 }
 
-// run is a projector, which begins again a second after it has failed.
+// run runs a projector, and starts it again a second after it failed.
 func (p *process) run(began int) {
 	for p.life.Err() == nil {
 		var err error
@@ -253,7 +254,7 @@ func (p *process) run(began int) {
 	}
 }
 
-// kill ends a process between two instructions.
+// kill ends a process at a random instruction.
 func (w *world) kill(p *process) {
 	w.say("%s is killed", p.name)
 	w.counted.kills.Add(1)

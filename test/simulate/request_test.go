@@ -32,24 +32,24 @@ type request struct {
 	verb    string
 	kind    string
 	name    string
-	// of a write
+	// for a write
 	tag, color, claims string
 	heavy              int
-	audit              string // begins its request id, as an Audit-Id does
-	// of a list
+	audit              string // the beginning of its request id, as an Audit-Id is
+	// for a list
 	selected     string
 	version      string
-	ttl          time.Duration // of a write
+	ttl          time.Duration // for a write
 	guard        guard
 	exact        bool
 	limit        int64
-	floor, upto  eventlog.Revision // of a projector's task
+	floor, upto  eventlog.Revision // for a projector's task
 	cancel       context.CancelFunc
-	began, since uint64 // the newest acknowledged revision, and the log's head, when it began
+	began, since uint64 // when it began: the newest acknowledged revision, and the log's head
 	fencesBefore int
 	begun        time.Duration
-	applied      uint64 // what the process's view had from the bucket when it began
-	disturbed    bool   // cancelled, or its process killed
+	applied      uint64 // when it began: the snapshot's revision in its process's view
+	disturbed    bool   // it was cancelled, or its process killed
 	thinks       bool
 	err          error
 	got          []result
@@ -58,18 +58,18 @@ type request struct {
 	fork         *fork // when it began
 	turn         int   // in which it began
 	warm         bool  // its process had a view when it began
-	// of the past
+	// for a request of the past
 	at, after uint64
 	events    []told
 	warned    []string
-	// of a restore, and of what is to be forgotten
+	// for a restore, and for forgetting
 	prefixed string
 	restored projection.Restored
 	forgot   projection.Forgotten
-	stopped  bool // all writers have, until it is forgotten
+	stopped  bool // all writers have stopped until the forgetting ends
 }
 
-// guard is a write's precondition: one of them, or none.
+// guard is a write's precondition: on a uid, on a revision, or none.
 type guard struct {
 	uid      string
 	revision uint64
@@ -96,7 +96,7 @@ type result struct {
 	version
 }
 
-// page is a list's answer.
+// page is one answer of a list.
 type page struct {
 	revision uint64
 	items    []result
@@ -135,7 +135,7 @@ func (r *request) String() string {
 	return strings.Join(words, " ")
 }
 
-// deadline is that of every request.
+// deadline is how long every request may take.
 const deadline = time.Minute
 
 // begin starts a request.
@@ -175,7 +175,7 @@ func (w *world) begin(r *request) {
 	})
 }
 
-// caught runs a function and says how it panicked.
+// caught runs a function, and returns its panic, if any.
 func caught(do func()) (panicked string) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -297,7 +297,7 @@ func (r *request) do(ctx context.Context) error {
 	return nil
 }
 
-// trims says of which objects rules have let the past go, and up to where.
+// trims returns up to which revision the history rules have dropped the past, by kind of object.
 func (p *process) trims(ctx context.Context) (said []string) {
 	for _, kind := range kinds {
 		keys := projection.Keys{Start: "main/" + kind + "/", End: projection.PrefixEnd("main/" + kind + "/")}
@@ -332,7 +332,7 @@ func (r *request) fill(pod *example.Pod) *example.Pod {
 	return pod
 }
 
-// ballast is a text that no two writes share, and that does not compress.
+// ballast returns a text that no other write has, and that does not compress.
 func ballast(seed, bytes int) string {
 	raw := make([]byte, bytes*3/4)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(raw)

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// restoreSome begins to restore a revision of the cell below another prefix of its bucket, while the cell goes on.
+// restoreSome begins a restore of one of the cell's revisions to another prefix of the bucket, while the cell goes on.
 func (w *world) restoreSome() {
 	p, ok := pick(w, w.processes)
 	if !ok || len(w.inFlight) >= w.config.parallel {
@@ -32,7 +32,7 @@ func (r *request) restore(ctx context.Context) error {
 	return err
 }
 
-// judgeRestore counts the objects of the new cell, and removes it.
+// judgeRestore counts the objects of the restored cell, and removes it.
 func (w *world) judgeRestore(r *request) {
 	var keys []string
 	_ = w.bucket.List(w.life, r.prefixed+"/", func(a bucket.Attributes) error { keys = append(keys, a.Key); return nil })

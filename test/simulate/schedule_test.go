@@ -9,7 +9,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// run is the schedule.
+// run plays the schedule.
 func (w *world) run() {
 	for range w.config.processes {
 		w.start()
@@ -33,7 +33,7 @@ func (w *world) run() {
 	w.finish()
 }
 
-// act is one choice of the schedule.
+// act takes one action that the schedule chooses.
 func (w *world) act() {
 	c := w.config
 	roll := w.choices.choose(1000)
@@ -89,8 +89,8 @@ func (w *world) proceed(pending []*step, chosen int) {
 	}
 }
 
-// intercepted says that the connection breaks, in place of what was to be sent next on it. Or a server refuses that,
-// another takes it, and it is sent all the same.
+// intercepted says whether the step's message is not to be released now: the connection breaks instead, or depose has
+// released it.
 func (w *world) intercepted(s *step) bool {
 	if w.config.deposed > 0 {
 		w.depose(s)
@@ -98,7 +98,7 @@ func (w *world) intercepted(s *step) bool {
 		return true
 	}
 	rarely := 12
-	if strings.Contains(s.what, ".claims.") { // a batch
+	if strings.Contains(s.what, ".claims.") { // the event is part of a batch
 		rarely = 4
 	}
 	if w.config.ghosts > 0 && strings.HasPrefix(s.what, "the event") && w.choices.choose(rarely) == 0 {
@@ -129,7 +129,7 @@ func (w *world) rush(from string) {
 	}
 }
 
-// rest lets time pass. Where somebody waits for a lock it cannot: then those who hold locks go on.
+// rest lets time pass. While a goroutine waits for a lock, time cannot pass; then those that hold locks go on.
 func (w *world) rest(d time.Duration) {
 	if w.sleep(d) {
 		if passed := d.String() + " and more pass"; !strings.HasSuffix(w.trace[len(w.trace)-1], passed) {
@@ -151,12 +151,11 @@ func (w *world) rest(d time.Duration) {
 	w.watches = nil
 }
 
-// carried is how long a message or an answer is on its way at most, where the log forgets: together with a
-// request's deadline and the longest rest it is less than what the log keeps, as the product demands
-// (guarantees.md, conditions).
+// carried bounds how long a message or an answer may be on its way if the log forgets. Carried, a request's deadline
+// and the longest rest are together less than the log's retention, as the product demands (guarantees.md, conditions).
 const carried = 30 * time.Second
 
-// deliver lets go what was on its way for too long.
+// deliver releases what was on its way for too long.
 func (w *world) deliver() {
 	for w.config.logRetention > 0 || w.config.forget > 0 {
 		w.settle()
@@ -238,7 +237,7 @@ func (w *world) beginSome() {
 	w.begin(r)
 }
 
-// guard gives a write a precondition, which mostly holds when it begins.
+// guard gives a write a precondition, which mostly holds when the write begins.
 func (w *world) guard(r *request) {
 	v := w.model.at(r.key(), w.model.head)
 	if changes := w.model.keys[r.key()]; len(changes) > 0 && w.choices.choose(3) == 0 {
@@ -253,7 +252,7 @@ func (w *world) guard(r *request) {
 	}
 }
 
-// some is a revision of late; it is never 0.
+// some returns one of the latest revisions, never 0.
 func (w *world) some() uint64 {
 	n := len(w.model.order)
 	if n == 0 {
@@ -289,7 +288,7 @@ func (w *world) stallSome() {
 	}
 }
 
-// slowSome lets one answer of the bucket come late, or one webhook.
+// slowSome delays one answer of the bucket, or one webhook.
 func (w *world) slowSome() {
 	if thinking := keep(w.pending(), func(s *step) bool { return strings.HasSuffix(s.from, " client") }); len(thinking) > 0 && w.choices.choose(2) == 0 {
 		if s, ok := pick(w, thinking); ok {
@@ -343,7 +342,7 @@ func (w *world) tendSome() {
 		return
 	}
 	r := &request{process: p, verb: w.config.tasks[w.choices.choose(len(w.config.tasks))]}
-	// What a writer in flight may have seen stays, as requests end before retention does.
+	// The versions that a writer in flight may have seen stay, because requests end before retention does.
 	oldest := w.model.head
 	for _, other := range w.inFlight {
 		oldest = min(oldest, other.since)
@@ -387,7 +386,7 @@ func (w *world) watchSome() {
 			x.version, x.position = "", w.acknowledged
 		case 1:
 			x.version, x.position = "0", 0
-		default: // a revision gives the state only if it is asked for
+		default: // with a revision, the state comes only on request
 			x.marked = true
 		}
 	}

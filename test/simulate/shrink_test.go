@@ -8,7 +8,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// shrinking bounds how long a failure is made smaller.
+// shrinking bounds the time in which a failure is made smaller.
 const shrinking = time.Minute
 
 // shrink looks for fewer choices that break the same property, and returns the world of the fewest.

@@ -36,7 +36,7 @@ var worlds atomic.Int64
 
 // play runs one world.
 func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *counts, report func(w *world, property, problem string) bool) (w *world) {
-	// What pools hold belongs to the bubble before: nats.go keeps timers in one. Two collections empty them.
+	// Pools may hold objects of the bubble before, such as nats.go's timers. Two collections empty them.
 	runtime.GC()
 	runtime.GC()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,7 +60,7 @@ func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *cou
 		if err := w.found(); err != nil {
 			t.Fatal(err)
 		}
-		if c.lost > 0 { // it was so before: else no revision is high enough for a log to be begun again
+		if c.lost > 0 { // the log was lost before: otherwise no revision would be high enough to begin a log again
 			w.fence()
 		}
 		w.run()
@@ -68,7 +68,7 @@ func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *cou
 			w.kill(w.processes[0])
 		}
 		end()
-		time.Sleep(time.Minute) // a log's question for the head ends by itself
+		time.Sleep(time.Minute) // a process's question for the head ends by itself
 		w.halt()
 		w.running.Wait()
 	})
@@ -86,7 +86,8 @@ func (w *world) found() error {
 	return err
 }
 
-// warm makes what the process makes only once outside of the bubbles, which may not share it otherwise.
+// warm makes, outside of all bubbles, what this process makes only once. Otherwise two bubbles would share it, which is
+// forbidden.
 func warm(t *testing.T) {
 	w := segment.NewWriter(segment.Keys)
 	for i := range 100 {
@@ -104,7 +105,7 @@ func warm(t *testing.T) {
 	}
 }
 
-// goOn: a failure does not end the test, only its world; of each property the first is reported.
+// goOn: a failure ends only its world, not the test. The first failure of each property is reported.
 var goOn = os.Getenv("SIMULATE_ALL") != ""
 
 // prepare makes the process ready for bubbles.
@@ -118,8 +119,8 @@ func prepare(t *testing.T) {
 	idle = states[2].Value.Uint64()
 }
 
-// Clients of a cell are told the truth, whatever stalls, fails, expires, is killed, cancelled, collected, purged and
-// fenced. Each seed is a world of its own.
+// Clients of a cell are told the truth, whatever stalls, fails, expires, is killed, cancelled, collected, purged or
+// fenced. Each seed has its own world.
 func TestSimulate(t *testing.T) {
 	prepare(t)
 	limit := 6 * time.Second
@@ -146,7 +147,7 @@ func TestSimulate(t *testing.T) {
 		violation := ""
 		w := play(t, cell(), c, values, counted, func(w *world, property, problem string) bool {
 			if violation != "" {
-				return true // what follows from the first
+				return true // a consequence of the first violation
 			}
 			if goOn && harmless[property] && found.has(property) {
 				return false
@@ -169,9 +170,10 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// The same seed plays the same, more often than not: a failure can be replayed. What goroutines do at once has no
-// order, and on a busy machine the runtime interrupts them: of worlds of 200 steps 22 of 30 played the same, 16
-// under the race detector with a load of 13. If anything else decided, none would. So two of at most twenty must.
+// The same seed mostly plays the same steps, so a failure can be replayed. But goroutines that run at once have no
+// order, and on a busy machine the runtime interrupts them: of 30 worlds of 200 steps, 22 played the same; under the
+// race detector with a load of 13, 16 did. If anything beside the seed decided, none would. So two of at most twenty
+// must.
 func TestSameSeedSameSteps(t *testing.T) {
 	prepare(t)
 	random := regexp.MustCompile(`cell[0-9]+|[A-Z2-7]{26}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9.]+.* pass`)
@@ -181,7 +183,7 @@ func TestSameSeedSameSteps(t *testing.T) {
 		var traces [2]string
 		for i := range traces {
 			c := configOf(seed)
-			c.steps, c.file, c.back, c.lost = 120, false, 0, 0 // a disk answers when it likes
+			c.steps, c.file, c.back, c.lost = 120, false, 0, 0 // a disk's answers take a varying time
 			w := play(t, memory.New(), c, draw(seed, 20*c.steps), &counts{}, func(*world, string, string) bool { return true })
 			traces[i] = random.ReplaceAllString(strings.Join(w.trace, "\n"), "")
 		}
@@ -195,7 +197,7 @@ func TestSameSeedSameSteps(t *testing.T) {
 	}
 }
 
-// now is the time outside of the bubble.
+// now is the real time, not the bubble's.
 func now() time.Time {
 	var t syscall.Timeval
 	_ = syscall.Gettimeofday(&t)

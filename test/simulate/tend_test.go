@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// tended lets one projector do its work, with what is damaged or lost for good, and looks at what it leaves: commits go
-// on, and the bucket has what the root and its checkpoints name.
+// tended lets one projector work, despite all that is damaged or lost for good. Then it checks that commits go on, and
+// that the bucket has the objects that the root and its checkpoints name.
 func (w *world) tended() {
 	w.right()
 	alone := &process{world: w, name: "projector"}
@@ -38,11 +38,11 @@ func (w *world) tended() {
 	}
 	pause := time.Second
 	if w.ends() {
-		rounds, pause = 16, w.config.history/6 // a checkpoint each, and more than all that is kept passes
+		rounds, pause = 16, w.config.history/6 // one checkpoint in each round, and together more time than is kept
 	}
 	var last, applied eventlog.Revision
 	var failed error
-	left := 0 // for how many rounds garbage was not collected
+	left := 0 // the number of rounds that garbage has survived
 	for n := range rounds {
 		if last, err = w.beat(log); err != nil {
 			w.violated("projector", "append: %v", err)
@@ -50,7 +50,7 @@ func (w *world) tended() {
 		}
 		if n < rounds-1 {
 			_, _, err = p.Once(w.life)
-		} else { // what this one adds is younger than what the others have left
+		} else { // the last round's garbage is younger than that of the other rounds
 			if _, _, missing := w.bucket.Get(w.life, garbage); missing == nil {
 				left = n
 			}
@@ -84,7 +84,8 @@ func (w *world) tended() {
 	if err != nil {
 		w.violated("verify", "%v", err)
 	}
-	pins := func(x *trouble) bool { return kindOf(x.key) == "ckpt" || kindOf(x.key) == "pages" } // nobody can tell what it names
+	// nobody can tell which objects it names
+	pins := func(x *trouble) bool { return kindOf(x.key) == "ckpt" || kindOf(x.key) == "pages" }
 	if got.Orphans > 0 && len(keep(w.troubles(), pins)) == 0 {
 		w.violated("garbage is not collected"+w.because(failed), "%d objects that nothing names, with %v: %v", got.Orphans, w.saidTroubles(), failed)
 	}
@@ -92,7 +93,7 @@ func (w *world) tended() {
 	w.gone()
 }
 
-// beat appends an event of an object of its own.
+// beat appends an event of a new object.
 func (w *world) beat(log *eventlog.Log) (eventlog.Revision, error) {
 	w.tends++
 	key := eventlog.Key{Cluster: "main", Resource: "ticks", Prefix: "/ticks", Name: fmt.Sprint(w.tends)}
@@ -104,11 +105,11 @@ func (w *world) beat(log *eventlog.Log) (eventlog.Revision, error) {
 	return log.Append(w.life, eventlog.Basis{Head: b.Head, Epoch: w.epoch}, fmt.Sprintf("tick-%d", w.tends), write)
 }
 
-// ends says that history does, before the world.
+// ends says whether the past is kept for less time than the world lasts.
 func (w *world) ends() bool { return w.config.history > 0 && w.config.history < 24*time.Hour }
 
-// kept says whether an archived event is much older than the cell keeps. The checkpoint that it is above of must be, so
-// that its state can be folded.
+// kept checks that no archived event is much older than the cell keeps. The checkpoint just below the kept events must
+// be older, so that the state after it can be folded.
 func (w *world) kept() {
 	if !w.ends() || len(w.leaps) > 0 || w.broken() {
 		return
@@ -131,7 +132,7 @@ func (w *world) kept() {
 	})
 }
 
-// because says which kind of object a failure is about, or what else stopped it.
+// because names the kind of object that a failure is about, or what else stopped the projector.
 func (w *world) because(failed error) string {
 	text := fmt.Sprint(failed)
 	for _, kind := range []string{"ckpt", "seg", "events", "pages", "idx"} {

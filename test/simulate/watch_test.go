@@ -25,25 +25,25 @@ type watching struct {
 	version  string
 	// position: every change up to it was delivered.
 	position uint64
-	// beginning: the state comes first, as of a revision from the position on that only a bookmark tells, which marked
-	// watches get at the end of it.
+	// beginning: the watch delivers the state first. The state is as of some revision at or above the position, which
+	// only a bookmark tells. Watches with 'marked' get that bookmark at the end of the state.
 	beginning, marked bool
-	// beginnings are those that agree with all that was delivered, nil before that.
+	// beginnings are the possible beginnings that agree with all deliveries so far, nil before the first.
 	beginnings []beginning
 	cancel     context.CancelFunc
 	over       bool
 	begun      time.Duration
-	// model is the history that its process knew before it was lost, nil for the world's.
+	// model is the lost history that the watch's process knew; nil means the world's.
 	model *model
 }
 
-// beginning is a state that a watch may have begun with: what is left of it, and what was delivered.
+// beginning is a state that a watch may have begun with: the objects still to be delivered, and the state's revision.
 type beginning struct {
 	left     []result
 	position uint64
 }
 
-// sighting is what a watch has delivered; with a failure, or closed, at its end.
+// sighting is one delivery of a watch. The last one has a failure, or is closed.
 type sighting struct {
 	kind string
 	result
@@ -114,7 +114,7 @@ func (w *world) note(x *watching, s sighting) {
 	w.noted = append(w.noted, note{x, s})
 }
 
-// judge compares what a watch has delivered with what it had to deliver next.
+// judge compares one delivery of a watch with what the watch had to deliver next.
 func (x *watching) judge(s sighting) {
 	w := x.process.world
 	if x.over {
@@ -127,7 +127,7 @@ func (x *watching) judge(s sighting) {
 		w.say("%v ends at %d", x, x.position)
 		return
 	case x.process.epoch < w.epoch && len(w.lost) > 0:
-		return // it may tell of a history that is lost
+		return // it may deliver a history that is lost
 	case s.failure != nil:
 		x.judgeFailure(s.failure)
 		return
@@ -175,7 +175,7 @@ func (x *watching) judge(s sighting) {
 	x.position = max(x.position, s.revision)
 }
 
-// history is what the watch must tell.
+// history returns the model that the watch must agree with.
 func (x *watching) history() *model {
 	if x.model != nil {
 		return x.model
@@ -183,7 +183,7 @@ func (x *watching) history() *model {
 	return x.process.world.model
 }
 
-// begin is every state that the watch may begin with.
+// begin returns every state that the watch may begin with.
 func (x *watching) begin() (all []beginning) {
 	m := x.history()
 	prefix := "main/" + x.kind + "/"
@@ -198,8 +198,8 @@ func (x *watching) begin() (all []beginning) {
 	return all
 }
 
-// judgeState keeps the beginnings that go with what was delivered: there must be one. Once all that is left are at the
-// same place, the watch goes on as any other.
+// judgeState keeps the beginnings that agree with a delivery; one must be left. Once all of them are at the same
+// revision, and are delivered completely, the watch goes on as any other.
 func (x *watching) judgeState(s sighting) {
 	w := x.process.world
 	if x.beginnings == nil {
@@ -231,7 +231,7 @@ func (x *watching) judgeState(s sighting) {
 	x.beginning, x.position = false, kept[0].position
 }
 
-// goesOn says what is left of a beginning after a delivery, if that goes with it.
+// goesOn returns the rest of a beginning after a delivery, and whether that delivery agrees with it.
 func (x *watching) goesOn(b beginning, s sighting) (beginning, bool) {
 	if len(b.left) > 0 {
 		return beginning{b.left[1:], b.position}, s.kind == "ADDED" && s.result == b.left[0]
@@ -258,13 +258,13 @@ func (x *watching) judgeFailure(status *metav1.Status) {
 	case w.misled(x.process, status.Message):
 		w.violated(falseAlarm(status.Message), "%v: %s", x, status.Message)
 	case x.process.epoch < w.epoch:
-	case x.beginning && w.slept-x.begun >= 200*time.Millisecond: // as for any request that reads the state
+	case x.beginning && w.slept-x.begun >= 200*time.Millisecond: // as long as a request for the state may take
 	case status.Code >= 500 && x.faults.Load() == 0:
 		w.violated("6 a fault ends a watch that it did not meet", "%v: %s", x, status.Message)
 	}
 }
 
-// earliest is where the watch is, at least.
+// earliest is the lowest position at which the watch may be.
 func (x *watching) earliest() uint64 {
 	if len(x.beginnings) == 0 || !x.beginning {
 		return x.position
@@ -272,7 +272,7 @@ func (x *watching) earliest() uint64 {
 	return slices.MinFunc(x.beginnings, func(a, b beginning) int { return cmp.Compare(a.position, b.position) }).position
 }
 
-// behind are the watches that have not delivered all there is, although their processes can.
+// behind returns the watches that have not delivered everything, although their processes could.
 func (w *world) behind() []*watching {
 	return keep(w.watches, func(x *watching) bool {
 		if x.process.epoch != w.epoch || w.fork != nil || w.broken() {

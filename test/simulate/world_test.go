@@ -24,81 +24,83 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// fault is what becomes of a bucket's request.
+// fault is how a request to the bucket fails.
 type fault int
 
 const (
 	works fault = iota
 	fails
 	failsButPersists
-	gone // the bucket says that it has no such object, once
+	gone // for one request, the bucket says that the object does not exist
 )
 
 var faultNames = map[fault]string{fails: "a request fails", failsButPersists: "a request fails but persists", gone: "an object is said to be gone"}
 
-// step is something that may go on when the schedule says so.
+// step waits for the schedule, which decides when it goes on.
 type step struct {
 	from, what   string
 	born, number int
 	at           time.Time
 	until        int // the turn until which it is slow
-	// locks says that others may wait for a lock until it goes on: a watch reads for all that follow.
+	// locks: others may wait for a lock that this step's goroutine holds. For example, one watch reads for all that
+	// follow.
 	locks bool
-	// request says that a fault can be made of it.
+	// request: the schedule may make it fail.
 	request bool
-	// wire carries a message; everything else waits at the gate.
+	// wire carries the step's message. Steps without a wire wait at the gate.
 	wire *wire
 	gate chan fault
 }
 
-// world is one cell with all who use it, in one bubble.
+// world is one cell and everybody who uses it, in one bubble.
 type world struct {
 	config  config
 	choices *choices
-	direct  *nats.Conn // the observer's, which nobody disturbs
-	desk    *nats.Conn // the operator's
+	direct  *nats.Conn // the observer's connection, which no fault touches
+	desk    *nats.Conn // the operator's connection
 	folder  string
 	bucket  bucket.Bucket
-	prefix  string // of the cell in the bucket
+	prefix  string // the cell's prefix in the bucket
 	model   *model
 	life    context.Context
 	running sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	server   *server.Server
 	leaps    []leap
 	ghosts   []*wire
 	wrongs   []*trouble
 	objects  map[string]kept
-	ever     map[string][]byte // all objects that ever were, by the last part of their key, in worlds that forget
+	ever     map[string][]byte // in worlds that forget, every object that was ever written, by the last part of its key
 	problems []problem
 	waiting  []*step
 	number   int
 	events   []*nats.Msg
-	seen     uint64 // the newest of the events ever
+	seen     uint64 // the newest of all events so far
 	finished []*request
 	noted    []note
 
 	turn      int
 	processes []*process
-	born      int // processes ever
-	requests  int // ever
+	born      int // how many processes were started
+	requests  int // how many requests were made
 	inFlight  []*request
 	watches   []*watching
 	stalled   map[string]int
-	hushed    int  // until that turn nobody begins a write
-	calm      bool // no faults any more
+	hushed    int  // until this turn nobody begins a write
+	calm      bool // there are no more faults
 	epoch     uint64
-	// acknowledged is the newest revision that any client was told of a write.
+	// acknowledged is the newest revision that any client got as the answer to a write.
 	acknowledged uint64
 	slept        time.Duration
-	// told is when clients were told of writes, ascending.
+	// told has the times at which clients got those answers, ascending.
 	told []acknowledged
-	// store is the log's disk, copied the last copy of it, which ends with copiedHead.
+	// store is the log's disk. copied is its last copy, which ends with copiedHead.
 	store, copied string
 	copiedHead    uint64
 	copies        int
-	// fork is there from when the log went back until a fence. lost are histories that older processes may tell of.
+	// fork is set from when the log went back until a fence. lost has the histories that older processes may still
+	// answer from.
 	fork *fork
 	lost []*model
 	// begun says that the log was begun anew by 'logplane init'.
@@ -106,41 +108,41 @@ type world struct {
 	folders         []string
 	restores, tends int
 	forgets, haunts int
-	troubled        int  // the last turn in which more than the root was in trouble
-	half            bool // an append was half void, if each of its events is judged by itself
+	troubled        int  // the last turn in which an object other than the root was in trouble
+	half            bool // some event of an append was void while others, by themselves, were valid
 	trims           map[string]int
-	swaps           atomic.Int64 // of the root
+	swaps           atomic.Int64 // the number of new roots
 
-	// report says whether the world ends with it.
+	// report returns whether the violation ends the world.
 	report  func(property, problem string) bool
 	failed  bool
 	trace   []string
 	counted *counts
 }
 
-// problem is a violation that was found while something else ran.
+// problem is a violation that another goroutine found.
 type problem struct{ property, text string }
 
-// acknowledged is when a client was told of a write.
+// acknowledged says when a client got the answer to a write.
 type acknowledged struct {
 	revision uint64
 	at       time.Time
 }
 
-// log is the server of the log, nil while there is none.
+// log returns the log's server, nil while it does not run.
 func (w *world) log() *server.Server {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.server
 }
 
-// note is what a watch has got, in the order in which all watches did.
+// note is one delivery of a watch. All notes are in the order of their arrival.
 type note struct {
 	watch *watching
 	got   sighting
 }
 
-// counts is what has happened.
+// counts says how often things happened.
 type counts struct {
 	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck, aged, expired, behind, states, past, restores, forgotten, kept, halves atomic.Int64
 	coverage
@@ -152,7 +154,7 @@ func (c *counts) String() string {
 		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load(), c.expired.Load(), c.aged.Load(), c.behind.Load(), c.states.Load(), c.past.Load(), c.restores.Load(), c.forgotten.Load(), c.halves.Load())
 }
 
-// choices is the one sequence that decides everything. Past its end, and where it is 0, the oldest thing goes on.
+// choices is the only sequence that decides anything. A choice of 0, or one past the end, lets the oldest step go on.
 type choices struct {
 	values []uint32
 	next   int
@@ -170,7 +172,7 @@ func (c *choices) choose(n int) int {
 	return int(v % uint32(n))
 }
 
-// draw is the sequence of a seed.
+// draw returns the sequence of a seed.
 func draw(seed uint64, n int) []uint32 {
 	r := rand.New(rand.NewPCG(seed, 2))
 	values := make([]uint32, n)
@@ -180,7 +182,7 @@ func draw(seed uint64, n int) []uint32 {
 	return values
 }
 
-// tick gives things that wait their places.
+// tick numbers what waits, in order.
 func (w *world) tick() (born, number int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +190,7 @@ func (w *world) tick() (born, number int) {
 	return w.turn, w.number
 }
 
-// wait is where a request waits for the schedule.
+// wait lets a request wait for the schedule.
 func (w *world) wait(ctx context.Context, s *step) (fault, error) {
 	s.gate = make(chan fault, 1)
 	w.mu.Lock()
@@ -207,12 +209,12 @@ func (w *world) wait(ctx context.Context, s *step) (fault, error) {
 	}
 }
 
-// pending is all that the schedule may let go, the oldest first.
+// pending returns all steps that the schedule may let go, the oldest first.
 func (w *world) pending() []*step {
 	return slices.DeleteFunc(w.held(), func(s *step) bool { return !w.calm && (w.stalled[s.from] > w.turn || s.until > w.turn) })
 }
 
-// held is all that waits, what is stalled too.
+// held returns all steps that wait, including stalled ones.
 func (w *world) held() []*step {
 	var steps []*step
 	for _, p := range w.processes {
@@ -233,7 +235,7 @@ func (w *world) held() []*step {
 	return steps
 }
 
-// release lets a step go; of a wire, n messages.
+// release lets a step go on; for a wire, n messages.
 func (w *world) release(s *step, n int, f fault) {
 	if s.wire != nil {
 		s.wire.link.mu.Lock()
@@ -249,11 +251,11 @@ func (w *world) release(s *step, n int, f fault) {
 
 var states = []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}, {Name: "/sched/goroutines/running:goroutines"}, {Name: "/sched/goroutines/not-in-go:goroutines"}}
 
-// idle is how many goroutines are in system calls when nothing happens, as the one that waits for signals.
+// idle is how many goroutines are in system calls when nothing happens, such as the one that waits for signals.
 var idle uint64
 
-// settle returns when nobody goes on by himself. It is not synctest.Wait, for which a goroutine that waits for a lock
-// never settles: watches wait for each other so, while one of them waits for the schedule.
+// settle returns when every goroutine waits. synctest.Wait would not do: it never takes a goroutine that waits for a
+// lock as settled. Watches wait for each other in that way, while one of them waits for the schedule.
 func (w *world) settle() {
 	began := now()
 	for quiet := 0; quiet < 2; {
@@ -274,7 +276,7 @@ func (w *world) settle() {
 	}
 }
 
-// locked says whether somebody waits for a lock: then time cannot pass.
+// locked says whether a goroutine waits for a lock. Time cannot pass then.
 func locked() bool {
 	all := stacks[:runtime.Stack(stacks, true)]
 	for len(all) > 0 {
@@ -288,13 +290,13 @@ func locked() bool {
 	return false
 }
 
-// stacks is where locked looks.
+// stacks is the buffer of locked.
 var stacks = make([]byte, 1<<20)
 
-// sleep lets time pass, unless somebody waits for a lock.
+// sleep lets time pass, unless a goroutine waits for a lock.
 func (w *world) sleep(d time.Duration) bool {
 	w.settle()
-	for range 100 { // whom a timer wakes might wait for a lock, and time would stand still for good
+	for range 100 { // a goroutine that a timer wakes might wait for a lock, and time would never pass again
 		holders := keep(w.held(), func(s *step) bool { return s.locks })
 		if len(holders) == 0 {
 			break
@@ -332,7 +334,7 @@ func (w *world) violated(property, format string, args ...any) {
 	}
 }
 
-// observe opens a consumer of the log from a revision on, on a connection that nobody disturbs.
+// observe opens a consumer of the log from a revision on. No fault touches its connection.
 func (w *world) observe(from uint64) error {
 	sub, err := w.direct.Subscribe("observer", func(m *nats.Msg) {
 		w.mu.Lock()
@@ -351,7 +353,7 @@ func (w *world) observe(from uint64) error {
 	return err
 }
 
-// learn takes in what was appended and what clients were told since.
+// learn takes in the events that were appended, and the answers that clients got, since the last time.
 func (w *world) learn() {
 	w.mu.Lock()
 	events, finished, noted, problems := w.events, w.finished, w.noted, w.problems
@@ -400,7 +402,7 @@ func (w *world) learn() {
 	}
 }
 
-// await gives what the observer has not got yet of what is in the log: a client may have been told of it already.
+// await returns the events of the log that the observer has not got yet. A client may have been told of them already.
 func (w *world) await() (events []*nats.Msg) {
 	_, last := w.extent()
 	for began := now(); ; runtime.Gosched() {
@@ -419,7 +421,7 @@ func (w *world) await() (events []*nats.Msg) {
 	}
 }
 
-// extent is the log's own answer.
+// extent asks the log's server for its first and last revision.
 func (w *world) extent() (first, last uint64) {
 	var log struct {
 		State struct {
@@ -437,7 +439,7 @@ func (w *world) extent() (first, last uint64) {
 	return log.State.First, log.State.Last
 }
 
-// fence is the operator's procedure. All writers have stopped meanwhile: nothing of theirs gets through.
+// fence follows the operator's procedure. All writers have stopped meanwhile: no message of theirs reaches the log.
 func (w *world) fence() {
 	w.say("the operator fences the cell")
 	_, p, err := w.operator()
@@ -464,7 +466,7 @@ func (w *world) fence() {
 	w.say("fenced at %d", plan.To)
 }
 
-// operator opens the cell undisturbed.
+// operator opens the cell without faults.
 func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 	log, err := eventlog.Open(w.life, eventlog.Config{Conn: w.desk, InMemory: !w.config.file})
 	if err != nil {
@@ -476,14 +478,14 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 	return log, p, err
 }
 
-// projection is the configuration of every process of the cell.
+// projection returns the configuration that every process of the cell uses.
 func (w *world) projection(log *eventlog.Log, b bucket.Bucket) projection.Config {
 	c := w.config
 	return projection.Config{Log: log, Bucket: b, Prefix: w.prefix, InlineBytes: c.inline, Budget: cache.NewBudget(c.cache), TailBytes: c.tail,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, HistoryRules: c.rules, Checkpoints: c.checkpoints, Grace: c.grace}
 }
 
-// aged says whether floor and purge point are as old by the log's time as they must be. A fence raises both.
+// aged checks that floor and purge point are as old, in log time, as they must be. A fence raises both.
 func (w *world) aged() {
 	floor := w.floor()
 	if w.config.cadence == 0 {
@@ -514,7 +516,7 @@ func (w *world) aged() {
 	}
 }
 
-// floor is the cell's now.
+// floor returns the cell's present floor.
 func (w *world) floor() uint64 {
 	_, p, err := w.operator()
 	if err == nil {
