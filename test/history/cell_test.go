@@ -21,16 +21,17 @@ import (
 
 const (
 	apis = 4
-	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' asks for
-	// more, because it must be twice of what a request may take; here that is requestTimeout, a second
-	// to resolve an outcome, and the pauses of a process and of what lies between it and the leader.
+	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' demands more: twice the
+	// longest time of a request. Here that time is the sum of requestTimeout, a second to resolve an outcome, and the
+	// pauses of a process and of the links and servers between it and the leader.
 	logRetention = 30 * time.Second
-	// grace is how old garbage is before it is collected: shorter
-	// than a pause, so that readers meet segments that are gone.
+	// grace is the age at which garbage is collected. It is shorter than a pause, so readers meet segments that are
+	// gone.
 	grace = 2 * time.Second
 )
 
-// sweeperPart is a projector that keeps less than the product's flags allow: it purges and collects within seconds.
+// sweeperPart is a projector with shorter retentions than the product's flags allow: it purges and collects within
+// seconds.
 type sweeperPart struct{ NATS, Folder string }
 
 func (s *sweeperPart) run() error {
@@ -66,16 +67,17 @@ type cell struct {
 	folder  string
 	slots   []*slot // the API processes come first
 	counts  counts
-	// commands is how many there were.
+	// commands counts the commands that were run.
 	commands atomic.Int64
 
-	// whole is held for writing while the cell is fenced, and for reading by whatever else disturbs it.
+	// whole is held for writing while the cell is fenced, and for reading during any other disturbance.
 	whole sync.RWMutex
 
 	mu      sync.Mutex
-	outputs []*process // mu: every process there was
-	faults  []string   // mu: what processes did that none may
-	// excused are processes that were forgotten when the cell was fenced: what they say of the log is true. mu
+	outputs []*process // mu: every process that was started
+	faults  []string   // mu: what processes did wrong
+	// excused are the processes that were forgotten when the cell was fenced: they may say that the log was lost, for
+	// it is true. mu
 	excused map[string]bool
 }
 
@@ -84,20 +86,20 @@ type counts struct {
 	kills, pauses, stepDowns, leaderChanges, serverKills, serverPauses, linkStalls, linkCuts, fences, brokenFences, forgotten atomic.Int64
 }
 
-// slot is where one process runs, and the next one when that has ended.
+// slot is where one process runs, and after its end the next one.
 type slot struct {
 	cell *cell
 	name string
 	run  func() (*exec.Cmd, error)
-	up   *regexp.Regexp // what the process says once it runs; the first group is where it serves
+	up   *regexp.Regexp // the line that the process prints once it runs; the first group is its address
 	api  bool
 
-	disturbed sync.Mutex // held by who kills, pauses or starts
+	disturbed sync.Mutex // held to kill, pause or start the process
 	n         int        // disturbed: how many have run here
 
 	mu      sync.Mutex
 	p       *process // mu
-	address string   // mu; empty while none serves
+	address string   // mu; empty while no process serves
 }
 
 var (
@@ -106,7 +108,7 @@ var (
 	anything = regexp.MustCompile(`()`)
 )
 
-// newCell makes one whose log has a server over each of the folders.
+// newCell makes a cell. Its log has one server for each of the folders.
 func newCell(t testing.TB, folders ...string) *cell {
 	t.Helper()
 	replicas := len(folders)
@@ -160,7 +162,7 @@ func (c *cell) product(args []string) func() (*exec.Cmd, error) {
 	return func() (*exec.Cmd, error) { return exec.Command(c.binary, args...), nil }
 }
 
-// logplane runs a command to its end, which is by force if it does not come in time.
+// logplane runs a command to its end, or kills it after startTimeout.
 func (c *cell) logplane(ctx context.Context, args ...string) (out string, code int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -189,7 +191,7 @@ func (c *cell) fault(format string, args ...any) {
 	c.faults = append(c.faults, fmt.Sprintf(format, args...))
 }
 
-// startAll starts what does not run.
+// startAll starts a process in each slot that has none running.
 func (c *cell) startAll(ctx context.Context) error {
 	failures := make(chan error, len(c.slots))
 	for _, s := range c.slots {
@@ -210,7 +212,7 @@ func (c *cell) startAll(ctx context.Context) error {
 	return all
 }
 
-// start runs a process in the slot, again while the log cannot be reached. The caller holds disturbed.
+// start runs a process in the slot, and tries again while the log cannot be reached. The caller holds disturbed.
 func (s *slot) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -277,7 +279,7 @@ func (s *slot) runs() bool {
 	}
 }
 
-// At is where the slot serves and which of its processes does; empty if none.
+// At returns the slot's address, and the name of the process that serves there; both are empty if none serves.
 func (s *slot) At() (address, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,14 +289,15 @@ func (s *slot) At() (address, name string) {
 	return s.address, s.p.name
 }
 
-// inspect notes what a process that ended by itself said that none of a healthy cell may say.
+// inspect looks at the output of a process that ended by itself. If it asks for a fence of a healthy cell, that is a
+// fault.
 func (s *slot) inspect(p *process) {
 	if said := p.output(); AsksForFence(said) && !s.cell.isExcused(p.name) {
 		s.cell.fault("%s asks for a fence of a healthy cell: %s", p.name, last(said, 600))
 	}
 }
 
-// asked notes a process that asks for a fence and may not.
+// asked notes a process that asks for a fence, unless the process is excused.
 func (c *cell) asked(process, message string) {
 	if !c.isExcused(process) {
 		c.fault("%s asks for a fence of a healthy cell: %s", process, message)
@@ -309,8 +312,8 @@ func (c *cell) isExcused(name string) bool {
 
 func last(s string, n int) string { return s[max(0, len(s)-n):] }
 
-// revive starts projectors that ended by themselves: one that
-// cannot reach the log at its start does. API processes never may.
+// revive starts the processes that ended by themselves. Projectors may end: one that cannot reach the log at its start
+// does. API processes never may.
 func (c *cell) revive(ctx context.Context) error {
 	c.whole.RLock()
 	defer c.whole.RUnlock()

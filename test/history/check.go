@@ -14,29 +14,30 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// decideTimeout bounds the search for an order of one key's operations. Without an answer the history has failed.
+// decideTimeout bounds the search for an order of one key's operations. If the search takes longer, the history has
+// failed.
 const decideTimeout = 2 * time.Minute
 
 // Violation is something that must not be in a history.
 type Violation struct {
 	Key, What string
-	// shown is what porcupine made of the key's operations, nil if another check found it.
+	// shown is porcupine's picture of the key's operations, nil if another check found the violation.
 	shown *porcupine.LinearizationInfo
 }
 
-// event is a change of a key that some answer has told of.
+// event is a change of a key that some answer has shown.
 type event struct {
 	key     string
 	value   string // empty for a deletion
-	by      string // who told of it
+	by      string // the operation whose answer showed it
 	removed bool
 }
 
-// checker holds what the answers say of revisions.
+// checker holds what the answers say about revisions.
 type checker struct {
 	operations []*Operation
 	keys       []string
-	// inNamespace are the keys by namespace.
+	// inNamespace has the keys of each namespace.
 	inNamespace map[string][]string
 	events      map[uint64]event
 	byKey       map[string][]uint64 // revisions of a key's events
@@ -46,13 +47,13 @@ type checker struct {
 	violations  []Violation
 }
 
-// sighting is when a value was first read, and as of which revision.
+// sighting is when a value was first read, and its revision.
 type sighting struct {
 	at       int64
 	revision uint64 // 0 if only a deletion's answer shows the value
 }
 
-// mark says that from a time on no answer may be of an older revision.
+// mark says that answers after a time must be of this revision or a newer one.
 type mark struct {
 	at       int64
 	revision uint64
@@ -61,11 +62,12 @@ type mark struct {
 
 // Check finds everything that is wrong with a history.
 //
-//  1. A revision is of one change only, and every answer that names it agrees on the key and the value.
+//  1. A revision belongs to one change only, and every answer that names it agrees on the key and the value.
 //  2. Revisions follow real time: a write that began after an answer of revision R has a newer one, and a list of the
 //     most recent state is of R or newer.
 //  3. A list is the fold of all changes up to its revision.
-//  4. Of each key, all answers have an order that the model allows (porcupine). A list counts as a get of each key.
+//  4. For each key, all answers can be put in an order that the model allows (porcupine). A list counts as a get of
+//     each key.
 func Check(operations []*Operation) []Violation {
 	c := &checker{
 		operations:  slices.SortedFunc(slices.Values(operations), func(a, b *Operation) int { return cmp.Compare(a.Return, b.Return) }),
@@ -82,7 +84,7 @@ func (c *checker) violate(key, format string, args ...any) {
 	c.violations = append(c.violations, Violation{Key: key, What: fmt.Sprintf(format, args...)})
 }
 
-// collect learns what happened at which revision.
+// collect learns from the answers which change has which revision.
 func (c *checker) collect() {
 	known := map[string]bool{}
 	for _, o := range c.operations {
@@ -179,7 +181,7 @@ func (c *checker) checkTime() {
 	}
 }
 
-// newestBefore is the newest revision that was answered before a time.
+// newestBefore returns the newest revision that an answer showed before a time.
 func (c *checker) newestBefore(at int64) mark {
 	i := sort.Search(len(c.marks), func(i int) bool { return c.marks[i].at >= at })
 	if i == 0 {
@@ -190,7 +192,7 @@ func (c *checker) newestBefore(at int64) mark {
 
 // checkLists compares each list with the fold of all known events at its revision.
 func (c *checker) checkLists() {
-	removals := map[string][]*Operation{} // of unknown outcome
+	removals := map[string][]*Operation{} // deletions of unknown outcome
 	for _, o := range c.operations {
 		if o.Kind == Remove && o.Outcome == Unknown {
 			removals[o.Key] = append(removals[o.Key], o)
@@ -273,8 +275,8 @@ func (c *checker) checkKeys() {
 	}
 }
 
-// late is a write of unknown outcome. If its value was read, it
-// happened before; else it may happen until the end, or never.
+// late returns a write of unknown outcome for porcupine. If some answer showed its value, the write happened before
+// that answer; otherwise it may happen at any time until the end, or never.
 func (c *checker) late(o *Operation, clients *int) *Operation {
 	changed := *o
 	changed.Return = c.ended() + 1
@@ -282,7 +284,7 @@ func (c *checker) late(o *Operation, clients *int) *Operation {
 		changed.Outcome, changed.Revision, changed.Read = Done, first.revision, o.Value
 		changed.Return = max(first.at, o.Call)
 	}
-	changed.Client = *clients // its client went on with something else
+	changed.Client = *clients // the client itself went on to its next operation
 	*clients++
 	return &changed
 }
@@ -290,7 +292,7 @@ func (c *checker) late(o *Operation, clients *int) *Operation {
 // ended is a time after every answer.
 func (c *checker) ended() int64 { return c.operations[len(c.operations)-1].Return + 1 }
 
-// gets are what a list says of each key of its namespace.
+// gets turns a list into one get for each key of its namespace.
 func (c *checker) gets(o *Operation) (all []*Operation) {
 	if o.Outcome != Done {
 		return nil
@@ -309,7 +311,7 @@ func (c *checker) gets(o *Operation) (all []*Operation) {
 	return all
 }
 
-// Keep writes a history that failed, and porcupine's picture of each key that did, to a folder.
+// Keep saves a history that failed in a folder, and porcupine's picture of each key that failed.
 func Keep(folder string, operations []*Operation, violations []Violation) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err

@@ -49,7 +49,7 @@ func listed(revision uint64, items ...Item) Operation {
 	return Operation{Kind: List, Key: "ns", Revision: revision, Items: items}
 }
 
-// TestCheck gives the checker histories whose faults are known, and some without any.
+// TestCheck gives the checker histories with known faults, and histories without any.
 func TestCheck(t *testing.T) {
 	none := Operation{Kind: Get, Outcome: Missing}
 	tests := map[string]struct {
@@ -142,7 +142,7 @@ func TestCheckManyUnknown(t *testing.T) {
 	require.NotEmpty(t, Check(history))
 }
 
-// TestKeep writes a history that failed, and the picture of its key.
+// TestKeep saves a history that failed, and the picture of its key.
 func TestKeep(t *testing.T) {
 	history := []*Operation{at(1, 2, wrote(Create, "v1", 5)), at(3, 4, Operation{Kind: Get, Outcome: Missing})}
 	folder := filepath.Join(t.TempDir(), "kept")

@@ -1,8 +1,9 @@
-// Package history records what clients of a cell are told while something disturbs it, and checks it.
+// Package history records the answers that clients of a cell get while something disturbs the cell, and checks them.
 //
-// A history is all operations of all clients with the times of their calls and answers. Clients create, update, patch,
-// delete, get and list ServiceAccounts through whichever process, because a deletion of one answers with its revision.
-// At the end all keys are read through all processes. Then Check finds what is wrong with the history.
+// A history has all operations of all clients with the times of their calls and answers. Clients create, update, patch,
+// delete, get and list ServiceAccounts through any process. They use ServiceAccounts because the answer to a deletion
+// of one has its revision. At the end all keys are read through all processes. Then Check finds what is wrong with the
+// history.
 //
 // The tests here kill, pause, cut off and fence processes. Four API processes, a projector and a sweeper (a projector
 // that purges and collects within seconds) run on one nats-server, or three, each in a process of its own. Disturbers
@@ -32,40 +33,40 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// RequestTimeout is the longest that a request of a client may take, at the server too.
+// RequestTimeout is the longest that a client's request may take, at the client and at the server.
 const RequestTimeout = 10 * time.Second
 
-// namespaces is how long each namespace is the one that everybody uses.
+// namespaces is how long all clients use one namespace, before they go on to the next.
 const namespaces = 12 * time.Second
 
-// Target is a process that serves the API. It may be another one at any moment.
+// Target is where a process serves the API. The process may change at any moment.
 type Target interface {
-	// At is where it serves, and the name of the process; empty while none serves.
+	// At returns the address and the name of the process; both are empty while none serves.
 	At() (address, process string)
 }
 
 // Workload is what all clients share.
 type Workload struct {
 	targets []Target
-	// fault is told what no process may do, and fence of each that asks for a fence.
+	// fault is told each thing that no process may do. fence is told the message of each process that asks for a fence.
 	fault func(format string, args ...any)
 	fence func(process, message string)
 
 	Record     *Record
-	Namespaces []string // namespaces' names, in time
-	Cold       string   // the namespace that is used all the time, and seldom
+	Namespaces []string // names of namespaces, in the order in which they are used
+	Cold       string   // a namespace that is used all the time, but seldom
 	Period     time.Duration
 
 	mu      sync.Mutex
-	learned map[string][]uint64 // mu: by key, revisions that gets and writes brought, the newest last
+	learned map[string][]uint64 // mu: by key, revisions from the answers to gets and writes, the newest last
 	lists   map[string][]uint64 // mu: by namespace, revisions of lists
 }
 
-// KeysEach is how many keys a namespace has.
+// KeysEach is how many keys of a namespace all clients use.
 const KeysEach = 5
 
-// NewWorkload returns one whose namespaces are enough for the duration. What a process does that none may is told to
-// fault, and to fence which of them calls the log lost, and how. Both are called by all clients at once.
+// NewWorkload returns a workload with enough namespaces for the duration. It calls fault with each thing that no
+// process may do, and fence with each process that calls the log lost, and its message. All clients call both at once.
 func NewWorkload(targets []Target, duration time.Duration, fault func(format string, args ...any), fence func(process, message string)) *Workload {
 	w := &Workload{
 		targets: targets, fault: fault, fence: fence, Record: &Record{Start: time.Now()}, Cold: "cold", Period: namespaces,
@@ -77,19 +78,19 @@ func NewWorkload(targets []Target, duration time.Duration, fault func(format str
 	return w
 }
 
-// KeyOf is the key of a namespace that all clients use, the i-th of KeysEach.
+// KeyOf returns the i-th of the KeysEach keys that all clients use in a namespace.
 func KeyOf(namespace string, i int) string { return fmt.Sprintf("%s/k%d", namespace, i) }
 
-// Client is one client; it has one request in flight.
+// Client is one client. It has one request in flight at a time.
 type Client struct {
 	*Workload
 	id     int
-	fresh  int // how many keys nobody else writes to
+	fresh  int // how many keys it has that no other client writes to
 	random *rand.Rand
 	http   *http.Client
 }
 
-// NewClient returns a client with a number that no other has.
+// NewClient returns a client. Its number must be unique.
 func NewClient(w *Workload, id int, random *rand.Rand) *Client {
 	return &Client{Workload: w, id: id, random: random, http: &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 1, DialContext: (&net.Dialer{Timeout: RequestTimeout}).DialContext},
@@ -103,7 +104,7 @@ func (c *Client) Run(ctx context.Context) {
 		if !c.ask(ctx, o) {
 			break
 		}
-		// Else most of a history would be the refusals of processes that are gone, and of those that were fenced.
+		// Without pauses, most of a history would be refusals by processes that are gone or were fenced.
 		switch o.Outcome {
 		case Refused:
 			Wait(ctx, Between(c.random, 10*time.Millisecond, 100*time.Millisecond))
@@ -114,8 +115,8 @@ func (c *Client) Run(ctx context.Context) {
 	c.http.CloseIdleConnections()
 }
 
-// namespace is the one of the time, whose keys everybody uses, or the cold one. None
-// lives for long, so that the history of one key has few outcomes that are unknown.
+// namespace returns the namespace that everybody uses at present, or the cold one. No namespace is used for long, so
+// the history of one key has few unknown outcomes.
 func (c *Client) namespace() string {
 	if c.random.IntN(12) == 0 {
 		return c.Cold
@@ -128,7 +129,7 @@ func (c *Client) choose() *Operation {
 	namespace := c.namespace()
 	o := &Operation{Key: KeyOf(namespace, c.random.IntN(KeysEach))}
 	switch n := c.random.IntN(100); {
-	case n < 6: // a log that was wiped takes it from anybody
+	case n < 6: // the key is new, so even a log that was wiped would take the write
 		c.fresh++
 		o.Kind, o.Key = Create, fmt.Sprintf("%s/f%d-%d", namespace, c.id, c.fresh)
 	case n < 16:
@@ -159,7 +160,7 @@ func (c *Client) choose() *Operation {
 	return o
 }
 
-// base is the newest revision that anybody knows of the key, seldom an older one; 0 if none is known.
+// base returns the newest known revision of the key, seldom an older one; 0 if none is known.
 func (c *Client) base(key string) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +171,7 @@ func (c *Client) base(key string) uint64 {
 	return known[max(0, len(known)-1-max(0, c.random.IntN(12)-9))]
 }
 
-// past is a revision of an earlier list.
+// past returns the revision of an earlier list.
 func (c *Client) past(namespace string) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,7 +182,7 @@ func (c *Client) past(namespace string) uint64 {
 	return known[max(0, len(known)-1-c.random.IntN(20))]
 }
 
-// learn lets all clients use what an answer brought.
+// learn lets all clients use the revisions in an answer.
 func (c *Client) learn(o *Operation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +195,8 @@ func (c *Client) learn(o *Operation) {
 	}
 }
 
-// ask sends the request to a random process and records it with its answer. It is false if ctx ends before one serves.
+// ask sends the request to a random process, and records the request and its answer. It returns false if ctx ends
+// before a process serves.
 func (c *Client) ask(ctx context.Context, o *Operation) bool {
 	for {
 		s := c.targets[c.random.IntN(len(c.targets))]
@@ -208,8 +210,8 @@ func (c *Client) ask(ctx context.Context, o *Operation) bool {
 	}
 }
 
-// AskAt sends the request to one process, which must serve, and records it with its answer. The end of ctx does not end
-// the request, which would make its outcome unknown: it has a deadline of its own.
+// AskAt sends the request to one process, which must serve, and records the request and its answer. The end of ctx does
+// not end the request, since its outcome would be unknown then: the request has its own deadline.
 func (c *Client) AskAt(ctx context.Context, o *Operation, s Target) {
 	address, process := s.At()
 	o.ID, o.Client, o.Process = c.Record.id(), c.id, process
@@ -238,7 +240,8 @@ func (c *Client) send(ctx context.Context, o *Operation, address string, timeout
 	}
 }
 
-// sendList lists, half of the times in pages from different processes. That pages have different revisions is a fault.
+// sendList lists, half of the time in pages from different processes. If the pages have different revisions, that is a
+// fault.
 func (c *Client) sendList(ctx context.Context, o *Operation, address string, timeout time.Duration) {
 	query := url.Values{"timeout": {timeout.String()}}
 	if c.random.IntN(2) == 0 {
@@ -275,10 +278,11 @@ func (c *Client) sendList(ctx context.Context, o *Operation, address string, tim
 	}
 }
 
-// serversOwn is the ServiceAccount that the server makes with each namespace: no client's write explains it.
+// serversOwn is the ServiceAccount that the server makes in each namespace: no client has written it.
 const serversOwn = "default"
 
-// object is what matters of a ServiceAccount: a deletion of one answers with it, and so with its own revision.
+// object has the fields of a ServiceAccount that matter here. The answer to its deletion is the object, and so has the
+// deletion's revision.
 type object struct {
 	Metadata struct {
 		Name            string            `json:"name,omitempty"`
@@ -310,7 +314,7 @@ type request struct {
 	body                     any
 }
 
-// path is a namespace's collection, or an object's.
+// path returns the path of a namespace's collection, or of an object.
 func path(key string, query url.Values) string {
 	namespace, name, _ := strings.Cut(key, "/")
 	p := "/api/v1/namespaces/" + namespace + "/serviceaccounts"
@@ -352,13 +356,13 @@ func requestFor(o *Operation, address string, timeout time.Duration) request {
 	return r
 }
 
-// exchange sends one request, notes the outcome, and decodes the answer if that is a success.
+// exchange sends one request, notes the outcome, and decodes the answer if it is a success.
 func (c *Client) exchange(ctx context.Context, o *Operation, r request, into any) bool {
 	var body io.Reader
 	if r.body != nil {
 		encoded, err := json.Marshal(r.body)
 		if err != nil {
-			panic(err) // maps of strings
+			panic(err) // cannot fail: maps of strings
 		}
 		body = bytes.NewReader(encoded)
 	}
@@ -402,7 +406,7 @@ func nobodyThere(err error) bool {
 	return errors.As(err, &dial) && dial.Op == "dial"
 }
 
-// failed notes what an answer other than success means.
+// failed notes the outcome that an answer other than success means.
 func (c *Client) failed(o *Operation, text []byte) {
 	var s status
 	_ = json.Unmarshal(text, &s)
@@ -450,8 +454,8 @@ func (w *Workload) MakeNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// ReadAll reads every key through every process, as part of the history. When nothing disturbs the cell any more, all
-// must answer before ctx ends. The client's number is one that no other has.
+// ReadAll reads every key through every process, as part of the history. Nothing may disturb the cell any more: every
+// read must be answered before ctx ends. The client's number must be unique.
 func (w *Workload) ReadAll(ctx context.Context, client int, random *rand.Rand) error {
 	c := NewClient(w, client, random)
 	defer c.http.CloseIdleConnections()
@@ -479,10 +483,10 @@ func (w *Workload) ReadAll(ctx context.Context, client int, random *rand.Rand) e
 	return nil
 }
 
-// Wait lets time pass. It reports false if ctx has ended.
+// Wait waits for a duration. It returns false if ctx has ended.
 func Wait(ctx context.Context, d time.Duration) bool { return eventlog.Pause(ctx, d) == nil }
 
-// Between is a random duration.
+// Between returns a random duration.
 func Between(random *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(random.Int64N(int64(most-least)+1))
 }

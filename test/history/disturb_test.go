@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// longestPause bounds pauses and stalls, and longestDeposing those that depose a leader of three, which the others
-// notice after some seconds only: logRetention counts on both.
+// longestPause bounds pauses and stalls. longestDeposing bounds those that depose the leader of three servers, which
+// the other servers notice only after some seconds. logRetention counts on both.
 const (
 	longestPause    = 3 * time.Second
 	longestDeposing = 12 * time.Second
@@ -55,7 +55,7 @@ func (c *cell) disturbProcess(ctx context.Context, random *rand.Rand) error {
 	c.counts.kills.Add(1)
 	s.end((*process).kill)
 	Wait(ctx, Between(random, 0, time.Second))
-	return s.start(c.t.Context()) // also when the time is up: the last reads ask all processes
+	return s.start(c.t.Context()) // even when the time is up, because the last reads ask all processes
 }
 
 // disturbServers kills, pauses and cuts off nats-servers, and deposes leaders, until ctx ends.
@@ -66,7 +66,7 @@ func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
 		err := c.disturbServer(ctx, random)
 		c.whole.RUnlock()
 		if err == nil {
-			err = c.servers.whole(c.t.Context()) // two of three are never disturbed at once
+			err = c.servers.whole(c.t.Context()) // two of three servers are never disturbed at the same time
 		}
 		if next := c.servers.leader(ctx); next != nil && next != leader {
 			leader = next
@@ -81,7 +81,7 @@ func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
 
 func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 	s := c.servers.one[random.IntN(len(c.servers.one))]
-	// The leader is worth more.
+	// To disturb the leader is worth more.
 	if leader := c.servers.leader(ctx); leader != nil && random.IntN(3) > 0 {
 		s = leader
 	}
@@ -118,7 +118,7 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		Wait(ctx, long/2)
 	case 4, 5:
 		c.counts.stepDowns.Add(1)
-		_ = c.servers.stepDown(ctx) // it may have no leader just now
+		_ = c.servers.stepDown(ctx) // there may be no leader just now
 	case 6:
 		c.counts.linkStalls.Add(1)
 		s.routes((*eventlogtest.Link).Stall)
@@ -143,13 +143,13 @@ func (c *cell) disturbAll(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// fence follows docs/run/recover.md, except that some processes are forgotten: they are paused, and go on afterwards.
-// They must acknowledge nothing that is lost.
+// fence follows docs/run/recover.md, except that some processes are forgotten: they are paused instead of stopped, and
+// go on afterwards. They must not acknowledge a write that is lost.
 func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	c.whole.Lock()
 	defer c.whole.Unlock()
 	forgotten := c.stopSome(random)
-	// Whatever goes wrong, none stays paused.
+	// Even after an error, no process stays paused.
 	resume := func() {
 		for _, s := range forgotten {
 			s.process().resume()
@@ -168,7 +168,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	c.counts.fences.Add(1)
 	c.counts.forgotten.Add(int64(len(forgotten)))
 	if random.IntN(2) == 0 {
-		resume() // requests that it stopped amid are not over yet
+		resume() // the requests that the pause interrupted go on
 	}
 	if out, code, err := c.logplane(ctx, "inspect", "fsck"); err != nil || code != 0 {
 		return errors.Join(fmt.Errorf("fsck after it: exit code %d: %s", code, out), err)
@@ -177,7 +177,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 		return err
 	}
 	resume()
-	// Clients go on using the forgotten ones for a while.
+	// Clients go on using the forgotten processes for a while.
 	Wait(ctx, Between(random, 500*time.Millisecond, 3*time.Second))
 	for _, s := range forgotten {
 		s.disturbed.Lock()
@@ -191,7 +191,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// stopSome stops every process or forgets it.
+// stopSome ends each process, or forgets it.
 func (c *cell) stopSome(random *rand.Rand) (forgotten []*slot) {
 	for _, s := range c.slots {
 		s.disturbed.Lock()
@@ -211,14 +211,14 @@ func (c *cell) stopSome(random *rand.Rand) (forgotten []*slot) {
 	return forgotten
 }
 
-// release lets paused processes go on and pauses them again until none of them holds the lock of the bucket's folder:
-// everybody would wait for it. Buckets other than folders have no such lock.
+// release resumes paused processes, and pauses them again, until none of them holds the lock of the bucket's folder:
+// everybody would wait for that lock. Other buckets have no such lock.
 func (c *cell) release(ctx context.Context, paused []*slot) error {
 	lock, err := os.Open(filepath.Join(c.folder, ".lock"))
 	if err != nil {
 		return err
 	}
-	defer lock.Close() // and so the lock is free again
+	defer lock.Close() // this also unlocks it
 	for unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 		if len(paused) == 0 {
 			return errors.New("nobody runs, and the bucket's lock is held")
@@ -232,14 +232,14 @@ func (c *cell) release(ctx context.Context, paused []*slot) error {
 		for _, s := range paused {
 			s.process().pause()
 		}
-		if !Wait(ctx, 2*time.Millisecond) { // a signal takes a moment
+		if !Wait(ctx, 2*time.Millisecond) { // a signal takes a moment to arrive
 			return ctx.Err()
 		}
 	}
 	return nil
 }
 
-// forget pauses the slot's process. What it says of the log from now on is true.
+// forget pauses the slot's process. From now on the process may say that the log was lost, for it is true.
 func (s *slot) forget() {
 	p := s.process()
 	p.pause()
@@ -255,7 +255,7 @@ func (c *cell) fenceLog(ctx context.Context, random *rand.Rand) error {
 			return errors.Join(fmt.Errorf("without --yes: exit code %d: %s", code, out), err)
 		}
 	}
-	if random.IntN(3) == 0 { // it is interrupted: again
+	if random.IntN(3) == 0 { // the operator's command is interrupted, and run again
 		c.counts.brokenFences.Add(1)
 		interrupted, cancel := context.WithTimeout(ctx, Between(random, 50*time.Millisecond, 2*time.Second))
 		_, _, err := c.logplane(interrupted, "fence", "--yes")

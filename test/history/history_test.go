@@ -15,7 +15,8 @@ import (
 
 const (
 	clients = 12
-	// Without LOGPLANE_HISTORIES, a duration, histories are as long as CI can bear; 'make history' has long ones.
+	// short is how long histories are without LOGPLANE_HISTORIES, a duration: as long as CI can bear. 'make history'
+	// has long ones.
 	short = 60 * time.Second
 	// artifactsVariable names the folder that failed histories are kept in.
 	artifactsVariable = "LOGPLANE_HISTORIES_FOLDER"
@@ -35,7 +36,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// workload is what clients do to a cell.
+// workload is what the clients of a cell do.
 type workload struct {
 	*Workload
 	cell *cell
@@ -61,7 +62,7 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 	for i, disturb := range []func(context.Context, *rand.Rand) error{c.disturbProcesses, c.disturbServers, c.disturbAll} {
 		group.Go(func() error { return disturb(ctx, rand.New(rand.NewPCG(seed, uint64(i)))) })
 	}
-	// What went wrong by then is in the history all the same.
+	// The history holds all that went wrong until then, so it is checked even after an error.
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	} else {
@@ -89,7 +90,7 @@ func folders(t *testing.T, n int) (all []string) {
 	return all
 }
 
-// report prints what happened, and keeps the history if something in it is wrong.
+// report prints what happened. It saves the history if something in it is wrong.
 func (w workload) report(t *testing.T, servers int, seed uint64, violations []Violation) {
 	c := w.cell
 	for _, p := range c.outputs {

@@ -6,17 +6,17 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// state is one key's. The zero value is a key that never was.
+// state is the state of one key. The zero value is a key that never existed.
 type state struct {
 	value    string // empty if there is none, unread if it was never read
-	revision uint64 // of the value; 0 while no answer has told it
-	newest   uint64 // the newest revision of the key that an answer has told
-	// haunted: what was before has been replaced by a write of unknown outcome that nobody
-	// ever read. The next operation must be one that could not be answered as it was before.
+	revision uint64 // of the value; 0 if no answer has shown it
+	newest   uint64 // the newest revision of the key in any answer
+	// haunted: a write of unknown outcome, whose value nobody ever read, has replaced the state before. The next
+	// operation must have an answer that the state before could not give.
 	haunted     bool
 	wasValue    string
 	wasRevision uint64
-	ended       bool // nothing is asked any more
+	ended       bool // at the end of the history: no operation follows
 }
 
 // unread stands for every value that no answer shows.
@@ -29,7 +29,7 @@ func (s state) String() string {
 	return fmt.Sprintf("%s@%d", s.value, s.revision)
 }
 
-// model is what the API promises of one key.
+// model is what the API promises for one key.
 var model = porcupine.Model{
 	Init: func() any { return state{} },
 	Step: func(s, input, _ any) (bool, any) { return step(s.(state), input.(*Operation)) },
@@ -40,11 +40,12 @@ var model = porcupine.Model{
 	DescribeState: func(s any) string { return s.(state).String() },
 }
 
-// step says whether the answer can be right in the state, and what state follows.
+// step says whether the answer can be right in the state, and which state follows.
 //
-// A write of unknown outcome may have had its effect, and then nobody ever read its value (else its outcome is known,
-// see late). All it explains is an answer like a conflict. So it takes effect right before an answer that needs it,
-// or never, which is after the end. Without this rule porcupine would try each subset of such writes at each step.
+// A write whose outcome is still unknown here may have had its effect, but nobody ever read its value: otherwise late
+// has given it a known outcome. Such a write can only explain an answer like a conflict. So it takes effect right
+// before an answer that needs it, or after the end, which stands for never. Without this rule porcupine would try each
+// subset of such writes at each step.
 func step(s state, o *Operation) (bool, state) {
 	switch {
 	case o.Kind == end:
@@ -60,8 +61,8 @@ func step(s state, o *Operation) (bool, state) {
 	return answer(s, o)
 }
 
-// mayHaunt: one write of unknown outcome explains whatever several could, except where a deletion and a creation do
-// together.
+// mayHaunt: one write of unknown outcome explains as much as several would, with one exception: a deletion and a
+// creation together.
 func (s state) mayHaunt(o *Operation) bool {
 	return !s.haunted || o.Kind == Create && s.wasValue != ""
 }
@@ -80,7 +81,7 @@ func (s state) haunt(o *Operation) state {
 	return next
 }
 
-// answer is step for an operation whose outcome is known.
+// answer does the same as step, for an operation whose outcome is known.
 func answer(s state, o *Operation) (bool, state) {
 	switch o.Outcome {
 	case Missing:
@@ -93,7 +94,7 @@ func answer(s state, o *Operation) (bool, state) {
 	if o.Kind == Get {
 		return s.value == o.Read && s.revision == o.Revision, s
 	}
-	// Only of a write whose value no answer but its deletion's shows, the revision is not known.
+	// The revision is unknown only if no answer shows the write's value except the answer to its deletion.
 	if !s.takes(o) || o.Revision != 0 && o.Revision <= s.newest {
 		return false, s
 	}
@@ -104,8 +105,8 @@ func answer(s state, o *Operation) (bool, state) {
 	return o.Read == o.Value, state{value: o.Value, revision: o.Revision, newest: newest}
 }
 
-// takes says whether a write has an effect in the state. A client that compares has read its base before, so a state
-// whose revision no answer has told is another one.
+// takes says whether a write would have an effect in the state. A client that compares has read its base before. So if
+// no answer has shown the state's revision, it cannot be the base.
 func (s state) takes(o *Operation) bool {
 	if o.Kind == Create {
 		return s.value == ""

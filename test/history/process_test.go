@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// startTimeout is generous: the race build starts in about a second, on a busy machine in many.
+// startTimeout is generous: the race build starts in about a second, but takes many seconds on a busy machine.
 const startTimeout = 90 * time.Second
 
 // process is one running process, of the product or of this test.
@@ -30,7 +30,7 @@ type process struct {
 	out bytes.Buffer // guarded by mu
 }
 
-// launch starts a command and collects what it prints. The caller must see to its end.
+// launch starts a command and collects its output. The caller must end the process.
 func launch(name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, cmd: cmd, exited: make(chan struct{})}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -66,7 +66,7 @@ func (p *process) output() string {
 	return p.out.String()
 }
 
-// said waits until the process prints what matches, and returns the match.
+// said waits until the process's output matches the pattern, and returns the match.
 func (p *process) said(ctx context.Context, pattern *regexp.Regexp) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -115,7 +115,7 @@ func (p *process) ready(ctx context.Context, url string) error {
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 
-// pause stops the process where it is; go on with resume.
+// pause stops the process where it is; resume lets it go on.
 func (p *process) pause()  { p.signal(syscall.SIGSTOP) }
 func (p *process) resume() { p.signal(syscall.SIGCONT) }
 
@@ -135,10 +135,10 @@ func (p *process) stop() {
 	}
 }
 
-// raced says whether the race detector found something in the process.
+// raced says whether the race detector found a race in the process.
 func (p *process) raced() bool { return strings.Contains(p.output(), "DATA RACE") }
 
-// part is what this test's binary does when it runs as another process.
+// part tells this test's binary what to do when it runs as another process.
 type part struct {
 	Server  *serverPart  `json:",omitempty"`
 	Sweeper *sweeperPart `json:",omitempty"`
@@ -146,7 +146,7 @@ type part struct {
 
 const partVariable = "LOGPLANE_HISTORIES_PART"
 
-// command is this test's binary as a process that plays the part.
+// command returns a command that runs this test's binary as that part.
 func (p part) command() (*exec.Cmd, error) {
 	encoded, err := json.Marshal(p)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// What a report shows of each.
+// Bounds on how many messages and violations a report shows.
 const (
 	mostMessages   = 12
 	mostViolations = 30
@@ -20,8 +20,8 @@ const (
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// Settings of a run are in the environment: name is a duration, name_SEED the seed of what happens in which order.
-// Without them a run is short, and its seed a new one.
+// Settings reads the settings of a run from the environment. The variable 'name' is a duration; name_SEED is the seed
+// that decides what happens in which order. Without them a run is short, and its seed is new.
 func Settings(t testing.TB, name string, short time.Duration) (duration time.Duration, seed uint64) {
 	t.Helper()
 	var err error
@@ -39,8 +39,8 @@ func Settings(t testing.TB, name string, short time.Duration) (duration time.Dur
 	return duration, seed
 }
 
-// Report prints what clients were told. It fails the test for each violation, for each fault of a process, and if no
-// write was acknowledged.
+// Report prints a summary of the answers that clients got. It fails the test for each violation, for each fault of a
+// process, and if no write was acknowledged.
 func Report(t testing.TB, operations []*Operation, violations []Violation, faults []string) {
 	t.Helper()
 	outcomes, kinds, messages := map[Outcome]int{}, map[Kind]int{}, map[string]int{}

@@ -20,7 +20,7 @@ import (
 // serverPart is one nats-server in a process of its own, which can be killed and paused.
 type serverPart struct {
 	Name, Folder string
-	// Routes are addresses of the others; none for a single server.
+	// Routes are the addresses of the other servers; a single server has none.
 	Routes []string
 }
 
@@ -31,7 +31,8 @@ func (s *serverPart) run() error {
 		JetStream: true, StoreDir: s.Folder, SyncAlways: true, MaxPayload: 8 << 20,
 	}
 	if len(s.Routes) > 0 {
-		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
+		// The advertised address leads nowhere. Otherwise servers that learn of each other would connect directly, and
+		// bypass the links.
 		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
 		for _, address := range s.Routes {
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address})
@@ -56,20 +57,20 @@ func (s *serverPart) run() error {
 
 var listening = regexp.MustCompile(`nats-server client=(\S+) cluster=(\S+)`)
 
-// servers are the one or three nats-servers of a cell. Clients reach each by a link, and each the others by links, so
-// that a server that is started again may listen anywhere.
+// servers are the one or three nats-servers of a cell. Clients reach each server by a link, and servers reach each
+// other by links, so a server may listen on another port after a restart.
 type servers struct {
-	conn *nats.Conn // the test's own
+	conn *nats.Conn // the test's own connection
 	one  []*serverProcess
 }
 
-// serverProcess is one of them.
+// serverProcess is one of the servers.
 type serverProcess struct {
 	part    serverPart
 	clients *eventlogtest.Link
-	// opened carries the routes that this server opens to the others, led those that they open to it.
+	// opened carries the routes that this server opens to the others; led carries those that the others open to it.
 	opened, led []*eventlogtest.Link
-	// p is replaced by who disturbs the servers, and read by nobody else while the test runs.
+	// p is replaced by the goroutine that disturbs the servers. No other goroutine reads it while the test runs.
 	p *process
 }
 
@@ -97,7 +98,7 @@ func startServers(t testing.TB, folders ...string) *servers {
 			}
 		}
 	})
-	// Each waits for the others, so they start together.
+	// Each server waits for the others, so they start together.
 	started := make(chan error, n)
 	for _, one := range s.one {
 		go func() { started <- one.start(t.Context()) }()
@@ -116,7 +117,7 @@ func startServers(t testing.TB, folders ...string) *servers {
 	return s
 }
 
-// url is what processes connect to.
+// url returns the addresses that processes connect to.
 func (s *servers) url() string {
 	var urls []string
 	for _, one := range s.one {
@@ -147,7 +148,7 @@ func (s *serverProcess) start(ctx context.Context) error {
 	return nil
 }
 
-// routes are all links between this server and the others.
+// routes calls f with each link between this server and the others.
 func (s *serverProcess) routes(f func(*eventlogtest.Link)) {
 	for _, l := range s.opened {
 		f(l)
@@ -157,7 +158,7 @@ func (s *serverProcess) routes(f func(*eventlogtest.Link)) {
 	}
 }
 
-// stream is what matters of the stream's own information.
+// stream has the fields of the stream's information that matter here.
 type stream struct {
 	State struct {
 		First uint64 `json:"first_seq"`
@@ -183,7 +184,7 @@ func (s *servers) info(ctx context.Context) (stream, error) {
 	return i, err
 }
 
-// leader is the server that leads the stream, nil if none is known to.
+// leader returns the server that leads the stream, nil if none is known.
 func (s *servers) leader(ctx context.Context) *serverProcess {
 	i, err := s.info(ctx)
 	if err != nil || i.Cluster == nil {
@@ -205,13 +206,13 @@ func (s *servers) stepDown(ctx context.Context) error {
 	return err
 }
 
-// whole waits until the log has a leader whose replicas keep up.
+// whole waits until the log has a leader, and its replicas keep up.
 func (s *servers) whole(ctx context.Context) error { return s.whileWhole(ctx, 0) }
 
-// settled waits until the head stays where it is, too: nothing that was sent is still on its way.
+// settled also waits until the head no longer moves: no message is on its way any more.
 func (s *servers) settled(ctx context.Context) error { return s.whileWhole(ctx, 500*time.Millisecond) }
 
-// whileWhole waits until the log is whole, and its head has stayed for a while.
+// whileWhole waits until the log is whole, and its head has not moved for a while.
 func (s *servers) whileWhole(ctx context.Context, while time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -233,7 +234,7 @@ func (s *servers) whileWhole(ctx context.Context, while time.Duration) error {
 	}
 }
 
-// whole says whether all servers of the stream are there.
+// whole says whether all servers of the stream are up and current.
 func (i stream) whole(servers int) bool {
 	if servers == 1 {
 		return true

@@ -27,24 +27,24 @@ import (
 
 const (
 	transactors = 4
-	// groupSize is how many objects always have one value: transactions change all of them.
+	// groupSize is how many objects always have the same value: each transaction that changes one changes all of them.
 	groupSize = 10
-	// mostMade is how many objects a transaction makes beside one more operation.
+	// mostMade is the largest number of objects that a transaction creates beside one more operation.
 	mostMade = 999
-	// transactionTimeout is the longest that one may take.
+	// transactionTimeout is the longest that a transaction may take.
 	transactionTimeout = 5 * time.Second
-	// disturbances is how often something is killed, and fullDisks how often the log's disk is full.
+	// disturbances is how often a process is killed, and fullDisks how often the log's disk is full.
 	disturbances = 12
 	fullDisks    = 2
 )
 
 // TestTransactionsThroughFaults: transactions of up to 1,000 operations, which make, change and delete objects, are
-// written whole or not at all, while the API's processes, the projector and the log's servers are killed, and the log's
-// disk is full; also those that lose to each other. What is acknowledged is there, what is refused is not, and what has
-// an unknown outcome is either. No list shows a part of one, on one page or on many. A watch brings the events of each
-// one after another, with revisions that follow each other.
+// written whole or not at all. Meanwhile the API's processes, the projector and the log's servers are killed, the log's
+// disk is full, and transactions lose to each other. Afterwards an acknowledged transaction is there, a refused one is
+// not, and one of unknown outcome may be. No list shows a part of a transaction, on one page or on many. A watch
+// delivers each transaction's events without others between them, at consecutive revisions.
 //
-// LOGPLANE_TRANSACTIONS_SEED repeats what happens, as far as the machine does.
+// LOGPLANE_TRANSACTIONS_SEED repeats a run, as far as the machine's timing allows.
 func TestTransactionsThroughFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it kills processes again and again")
@@ -82,20 +82,20 @@ func TestTransactionsThroughFaults(t *testing.T) {
 	})
 }
 
-// transactions are what clients write to a cell.
+// transactions are the transactions that clients send to a cell, and their outcomes.
 type transactions struct {
 	workload
 	seed    uint64
 	watcher *slot
 
 	mu   sync.Mutex
-	sent map[string]*sent // mu; by the name that the transaction has given to its objects
+	sent map[string]*sent // mu; by the name of the transaction, which its objects have as well
 }
 
-// sent is a transaction, and what was answered to it.
+// sent is a transaction, and its outcome.
 type sent struct {
 	verb    string // 'make', 'move' or 'remove'
-	size    int    // of what is made or removed
+	size    int    // the number of objects that it makes or removes
 	outcome Outcome
 }
 
@@ -119,7 +119,7 @@ func newTransactions(t *testing.T, seed uint64, folders ...string) *transactions
 	return tr
 }
 
-// run lets clients write, read and watch while the cell is disturbed, and judges what they were told.
+// run lets clients write, read and watch while the cell is disturbed, and checks the answers.
 func (tr *transactions) run(disturb func(context.Context, *rand.Rand) error) {
 	t := tr.cell.t
 	t.Cleanup(func() {
@@ -206,8 +206,9 @@ func (tr *transactions) disturb(ctx context.Context, random *rand.Rand) error {
 	return tr.cell.servers.whole(ctx)
 }
 
-// fill lets the log's disk be full until somebody has met that, and does then what docs/run/log.md says. The space
-// that is left ends at some event of a large transaction: while it is sent, or while it is written.
+// fill lets the log's disk be full until a transaction has failed because of it. Then it does what docs/run/log.md
+// says. A random amount of space is left, so it ends at some event of a large transaction: while that is sent, or while
+// it is written.
 func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random *rand.Rand) error {
 	disk.Fill(tr.cell.t)
 	disk.Leave(tr.cell.t, random.Int64N(3<<20))
@@ -216,7 +217,7 @@ func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random
 		name := fmt.Sprintf("full-%d-%d", one.id, n)
 		met = one.post(ctx, name, &sent{verb: "make", size: mostMade}, one.making(name, mostMade)) != Done
 	}
-	Wait(ctx, Between(random, 0, time.Second)) // others go on
+	Wait(ctx, Between(random, 0, time.Second)) // other clients go on
 	disk.Free(tr.cell.t)
 	if !met {
 		return errors.New("nobody has met the full disk")
@@ -245,7 +246,7 @@ func (tr *transactions) client(id int) *transactor {
 	return &transactor{tr, NewClient(tr.workload.Workload, id, rand.New(rand.NewPCG(tr.seed, uint64(1000+id))))}
 }
 
-// creating is the operation that creates an object of a transaction that makes as many.
+// creating returns the operation that creates one object of the transaction 'of', which creates 'size' objects.
 func creating(name, of string, size int) map[string]any {
 	return map[string]any{"verb": "create", "object": map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap",
@@ -253,7 +254,7 @@ func creating(name, of string, size int) map[string]any {
 	}}
 }
 
-// on is an operation on an object that is there.
+// on returns an operation on an object that exists.
 func on(verb, name string, more map[string]any) map[string]any {
 	out := map[string]any{"verb": verb, "reference": map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "namespace": "hot0", "name": name}}
 	maps.Copy(out, more)
@@ -264,7 +265,7 @@ func marking(name, of string) map[string]any {
 	return on("patch", name, map[string]any{"patchType": "merge", "patch": map[string]any{"metadata": map[string]any{"annotations": map[string]any{"of": of}}}})
 }
 
-// making are operations that make objects.
+// making returns the operations that create a transaction's objects.
 func (*transactor) making(of string, size int) (all []map[string]any) {
 	for i := range size {
 		all = append(all, creating(fmt.Sprintf("%s-%d", of, i), of, size))
@@ -274,7 +275,7 @@ func (*transactor) making(of string, size int) (all []map[string]any) {
 
 // write sends random transactions until ctx ends.
 func (c *transactor) write(ctx context.Context) {
-	var there []string // of those that this client has made
+	var there []string // the transactions of this client whose objects exist
 	for n := 0; ctx.Err() == nil; n++ {
 		name := fmt.Sprintf("t%d-%d", c.id, n)
 		size := 2 + c.random.IntN(60)
@@ -283,12 +284,12 @@ func (c *transactor) write(ctx context.Context) {
 		}
 		var outcome Outcome
 		switch what := c.random.IntN(10); {
-		case what < 4: // they contend for an object
+		case what < 4: // transactions contend for one object
 			outcome = c.post(ctx, name, &sent{verb: "make", size: size}, append(c.making(name, size), marking("busy", name)))
 			if outcome == Done {
 				there = append(there, name)
 			}
-		case what < 5: // what the last operation wants is not so
+		case what < 5: // the last operation must fail: its object exists
 			outcome = c.post(ctx, name, &sent{verb: "make", size: size}, append(c.making(name, size), creating("busy", "", 0)))
 			if outcome == Done {
 				c.fault("%s has made what is there", name)
@@ -320,7 +321,7 @@ func (tr *transactions) sizeOf(name string) int {
 	return tr.sent[name].size
 }
 
-// somewhere is a process that serves.
+// somewhere returns the address of a random process that serves.
 func (c *transactor) somewhere(ctx context.Context) string {
 	for {
 		if address, _ := c.targets[c.random.IntN(len(c.targets))].At(); address != "" || !Wait(ctx, time.Millisecond) {
@@ -329,7 +330,7 @@ func (c *transactor) somewhere(ctx context.Context) string {
 	}
 }
 
-// post sends a transaction and notes the answer. The revisions of one that is written follow each other.
+// post sends a transaction and notes the outcome. If it was written, its revisions must be consecutive.
 func (c *transactor) post(ctx context.Context, name string, s *sent, operations []map[string]any) Outcome {
 	address := c.somewhere(ctx)
 	if address == "" {
@@ -374,7 +375,7 @@ func (c *transactor) post(ctx context.Context, name string, s *sent, operations 
 	return Done
 }
 
-// item is what matters of an object.
+// item has the fields of an object that matter here.
 type item struct {
 	Metadata struct {
 		Name, ResourceVersion string
@@ -414,7 +415,7 @@ func (c *transactor) list(ctx context.Context, limit int) (revision string, item
 	}
 }
 
-// read lists until ctx ends, and requires that each transaction is there or not.
+// read lists until ctx ends, and requires that each list shows all of a transaction or nothing.
 func (c *transactor) read(ctx context.Context) error {
 	lists := 0
 	for ctx.Err() == nil {
@@ -435,8 +436,8 @@ func (c *transactor) read(ctx context.Context) error {
 	return nil
 }
 
-// whole says whether a list has all of each transaction of which it has something: those that it has, and the value of
-// the group.
+// whole fails if a list shows only a part of a transaction. It returns the transactions whose objects the list has, and
+// the value of the group.
 func whole(items []item) (there map[string]bool, group string, err error) {
 	counts, there, members := map[string]int{}, map[string]bool{}, 0
 	for _, i := range items {
@@ -466,13 +467,13 @@ func whole(items []item) (there map[string]bool, group string, err error) {
 	return there, group, nil
 }
 
-// seen is an event that a watch has brought.
+// seen is an event that a watch delivered.
 type seen struct {
 	Type   string
 	Object item
 }
 
-// watch follows the namespace until its end, through the watcher's kills.
+// watch follows the namespace until ctx ends, even if the watcher is killed meanwhile.
 func (tr *transactions) watch(ctx context.Context, from string) (events []seen) {
 	for ctx.Err() == nil {
 		address, _ := tr.watcher.At()
@@ -493,7 +494,7 @@ func (tr *transactions) watch(ctx context.Context, from string) (events []seen) 
 			line, err := lines.ReadBytes('\n')
 			var e seen
 			if err != nil || json.Unmarshal(line, &e) != nil {
-				break // what was sent of the line is sent again
+				break // the broken line is sent again by the next watch
 			}
 			if e.Type == "ERROR" {
 				tr.fault("the watch from %s: %s", from, line)
@@ -512,7 +513,7 @@ func (tr *transactions) watch(ctx context.Context, from string) (events []seen) 
 	return events
 }
 
-// judge compares what was acknowledged with what a watch has brought, and with what there is.
+// judge compares the acknowledged transactions with the events that a watch delivered, and with the objects that exist.
 func (tr *transactions) judge(events []seen, items []item) {
 	t := tr.cell.t
 	brought := map[string]bool{}
@@ -566,7 +567,8 @@ func (tr *transactions) judge(events []seen, items []item) {
 	}
 }
 
-// keyOf is the transaction of an event, and how many events it has; none for an object for which they contend.
+// keyOf returns the name of the event's transaction, and how many events that has; no name for the object that
+// transactions contend for.
 func keyOf(e *seen) (name string, size int) {
 	is := e.Object.Metadata.Annotations
 	switch {
