@@ -25,21 +25,21 @@ import (
 const (
 	// quietTime is how long the other users are measured before an attack.
 	quietTime = 5 * time.Second
-	// settleTime is how soon the memory must be given back.
+	// settleTime is how long after an attack the process may take to give memory back.
 	settleTime = time.Minute
-	// pace is the time between two requests of one of the others.
+	// pace is the time between two requests of one of the other users.
 	pace = 20 * time.Millisecond
-	// slower is how many times their quiet p99 the others' p99 may be.
+	// slower is how many times longer the other users' p99 may be during an attack.
 	slower = 5
-	// heavier is how many times the memory at the start the process may keep.
+	// heavier is how many times its memory at the start the process may keep after an attack.
 	heavier = 1.3
-	// told is how many MiB of memory the process is told to take (--memory-mib), and most how many times that it may.
+	// told is the limit that the process gets by --memory-mib. It may take 'most' times as much.
 	told = 512
 	most = 1.2
 )
 
 // TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for
-// ATTACK each ('make attack'; 'ATTACKS=name' for some). It prints what the others noticed of it.
+// ATTACK each ('make attack'; 'ATTACKS=name' for some). It prints how much the two noticed.
 func TestAttack(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("ATTACK"))
 	if err != nil {
@@ -63,12 +63,12 @@ type attack struct {
 	secure bool
 	// prepare makes what the attack needs, as the administrator.
 	prepare func(s *target)
-	// workers run at once until the context ends, each in its own loop.
+	// workers call once in a loop, each in a goroutine of its own, until the context ends.
 	workers int
 	once    func(ctx context.Context, s *target, worker int) (code int)
 }
 
-// target is a process that has all that the attack needs.
+// target starts a process, and makes what the attack needs.
 func (a attack) target(t *testing.T) *target {
 	c := newCell(t)
 	args := []string{"--memory-mib", strconv.Itoa(told)}
@@ -84,7 +84,7 @@ func (a attack) target(t *testing.T) *target {
 	return s
 }
 
-// measure attacks for this long, and returns a line of the table.
+// measure attacks for the length of time, and returns a line of the table.
 func (a attack) measure(t *testing.T, length time.Duration) string {
 	s := a.target(t)
 	others := []*other{newOther(s, tenant), newOther(s, admin)}
@@ -115,7 +115,7 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, codes, start>>20, taken>>20, after>>20, took.Round(time.Second))
 }
 
-// run attacks until the context ends.
+// run attacks until the context ends, and then waits for the workers.
 func (a attack) run(ctx context.Context, s *target, workers int, answered func(code int)) {
 	var attackers sync.WaitGroup
 	defer attackers.Wait()
@@ -128,11 +128,11 @@ func (a attack) run(ctx context.Context, s *target, workers int, answered func(c
 	}
 }
 
-// attackerVariable names the attack that a separate process makes, on the process at attackedVariable.
+// attackerVariable names the attack that a separate process makes; attackedVariable has the URL of its victim.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
-// apart attacks for this long from a separate process, and returns the answers that it got. So the cost of attacking
-// does not slow down the others in this test. A real attacker has its own machines, too.
+// apart attacks for the length of time from a separate process, and returns a summary of the answers to it. So the cost
+// of attacking does not slow down the other users in this test. A real attacker has its own machines, too.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	attacker := elsewhere(t, "TestAttacker", attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
 	out, err := attacker.CombinedOutput()
@@ -143,8 +143,8 @@ func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	return string(answered[1])
 }
 
-// elsewhere is a test of this program in a process that has what the others leave of the processors, with all of its
-// threads.
+// elsewhere returns a command that runs a test of this program in another process. That process gets only idle
+// processor time, in all of its threads.
 func elsewhere(t testing.TB, test string, environment ...string) *exec.Cmd {
 	c := exec.CommandContext(t.Context(), "chrt", "--idle", "0", os.Args[0], "-test.run", "^"+test+"$", "-test.count", "1", "-test.v")
 	c.Env = append(os.Environ(), environment...)
@@ -172,7 +172,7 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
 }
 
-// codes counts answers; 0 is none.
+// codes counts answers by code; 0 stands for no answer.
 type codes struct {
 	mu sync.Mutex
 	of map[int]int // mu
@@ -213,14 +213,14 @@ func newOther(s *target, user string) *other {
 	return &other{s, user, path + "/mine", newClient()}
 }
 
-// seen is what one of the others noticed.
+// seen is what one of the other users noticed.
 type seen struct {
 	p99 time.Duration
-	// refused are answers other than success.
+	// refused counts the answers other than success.
 	refused int
 }
 
-// observe lets each of the others work for a while.
+// observe lets the other users work for the length of time, and returns what each noticed.
 func observe(ctx context.Context, others []*other, length time.Duration) []seen {
 	ctx, end := context.WithTimeout(ctx, length)
 	defer end()
@@ -261,7 +261,7 @@ func (o *other) work(ctx context.Context) seen {
 	}
 }
 
-// send returns the answer's code once the whole answer is there, or 0 if there is none.
+// send returns the answer's code once the whole answer has arrived, or 0 if none does.
 func (s *target) send(ctx context.Context, c *http.Client, user, method, path, contentType, body string) int {
 	r, err := http.NewRequestWithContext(ctx, method, s.URL()+path, strings.NewReader(body))
 	if err != nil {
@@ -284,7 +284,7 @@ func (s *target) send(ctx context.Context, c *http.Client, user, method, path, c
 	return response.StatusCode
 }
 
-// most is the largest resident memory until ctx ends.
+// most samples the resident memory until ctx ends, and returns the largest value.
 func (s *target) most(ctx context.Context) (most uint64) {
 	beat := time.NewTicker(100 * time.Millisecond)
 	defer beat.Stop()

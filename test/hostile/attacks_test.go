@@ -43,7 +43,7 @@ const (
 	ownHistory    = "/apis/history.logplane.dev/v1/namespaces/owner"
 )
 
-// attacker has connections of its own, which all workers share. attackerPlain takes nothing that is compressed.
+// attacker has connections of its own, which all workers share. attackerPlain accepts no compressed answers.
 var attacker, attackerPlain = newClient(), plainClient()
 
 func plainClient() *http.Client {
@@ -52,7 +52,8 @@ func plainClient() *http.Client {
 	return c
 }
 
-// attacks are made by 'owner', who may do everything in one namespace, or by nobody, unless they say otherwise.
+// attacks are made by 'owner', who may do everything in one namespace, or by a client without credentials, unless
+// noted.
 var attacks = []attack{
 	{name: "copies in a JSON patch", workers: 4, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
 		defer pause(ctx, 10*time.Millisecond)
@@ -157,7 +158,7 @@ var attacks = []attack{
 	}},
 }
 
-// pause bounds a load.
+// pause waits between two requests, to bound a load.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -171,7 +172,7 @@ func victim(s *target) {
 	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"victim"},"data":{"a":"b"}}`)
 }
 
-// copies is a JSON patch in which each operation doubles the object.
+// copies returns a JSON patch in which each operation doubles the object.
 func copies(n int) string {
 	var all []string
 	for i := range n {
@@ -180,12 +181,12 @@ func copies(n int) string {
 	return "[" + strings.Join(all, ",") + "]"
 }
 
-// objectsWithin is an object that nests this many objects.
+// objectsWithin returns 'depth' JSON objects, each in the one before.
 func objectsWithin(depth int) string {
 	return strings.Repeat(`{"a":`, depth) + "0" + strings.Repeat("}", depth)
 }
 
-// objects makes this many ConfigMaps of some 200 bytes in the owner's namespace.
+// objects makes n ConfigMaps of some 200 bytes in the owner's namespace.
 func objects(n int) func(s *target) {
 	return func(s *target) {
 		s.t.Helper()
@@ -255,7 +256,7 @@ func largeVictim(s *target) {
 	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"victim"},"data":{"a":"`+strings.Repeat("a", 400<<10)+`"}}`)
 }
 
-// patchesOfNothing is a transaction of patches that leave an object as it is.
+// patchesOfNothing returns a transaction of n patches that leave an object as it is.
 func patchesOfNothing(n int) string {
 	var all []string
 	for range n {
@@ -264,8 +265,8 @@ func patchesOfNothing(n int) string {
 	return operations(all)
 }
 
-// bombsOfConversion makes custom resources whose webhooks answer with a gigabyte in a megabyte of gzip, with text that
-// has no end, and with as much as an answer may have.
+// bombsOfConversion makes custom resources of three kinds. Their conversion webhooks answer with a gigabyte in a
+// megabyte of gzip, with text without end, and with the largest allowed answer.
 func bombsOfConversion(s *target) {
 	s.t.Helper()
 	url, authority := bomber(s.t)
@@ -284,7 +285,7 @@ func bombsOfConversion(s *target) {
 	}
 }
 
-// bomber starts TestBomber, and returns where its webhooks are and who signed for them.
+// bomber starts TestBomber, and returns the URL of its webhooks and their certificate authority.
 func bomber(t testing.TB) (url, authority string) {
 	t.Helper()
 	apart := elsewhere(t, "TestBomber", bomberVariable+"=yes")
@@ -303,7 +304,8 @@ func bomber(t testing.TB) (url, authority string) {
 
 const bomberVariable = "LOGPLANE_BOMBER"
 
-// TestBomber is the process whose webhooks answer with bombs: an attacker's are not on the machine of who is attacked.
+// TestBomber is the process whose webhooks answer with bombs. It is a separate process because an attacker's webhooks
+// would not run on the victim's machine.
 func TestBomber(t *testing.T) {
 	if os.Getenv(bomberVariable) == "" {
 		t.Skip("it is run by TestAttack")
@@ -338,7 +340,7 @@ func TestBomber(t *testing.T) {
 	defer hook.Close()
 	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw}))
 	fmt.Printf("\nbombs %s %s\n", hook.URL, authority)
-	<-t.Context().Done() // until it is killed
+	<-t.Context().Done() // until the process is killed
 }
 
 func versions(s *target) {
@@ -354,7 +356,7 @@ func discovery(s *target) {
 		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"system:discovery"}}`)
 }
 
-// manyVersions is a CRD with this many versions.
+// manyVersions returns a CRD with n versions.
 func manyVersions(n int) string {
 	var all []string
 	for i := range n {
@@ -364,7 +366,7 @@ func manyVersions(n int) string {
 		`"versions":[` + strings.Join(all, ",") + `]}}`
 }
 
-// watchOf opens a watch, reads for a moment and opens it again.
+// watchOf opens a watch, reads for a moment, and opens it again.
 func watchOf(path string) func(ctx context.Context, s *target, worker int) int {
 	return func(ctx context.Context, s *target, worker int) int {
 		watching, end := context.WithTimeout(ctx, 2*time.Second)
@@ -393,8 +395,8 @@ func stalledBody(ctx context.Context, s *target, _ int) int {
 
 var dialer net.Dialer
 
-// stalled sends the beginning of a request and nothing more. It
-// reads only the first line of the answer, until the server ends it.
+// stalled sends the beginning of a request and nothing more. It reads only the first line of the answer, and then waits
+// until the server closes the connection.
 func stalled(ctx context.Context, s *target, request string) (code int) {
 	conn, err := dialer.DialContext(ctx, "tcp", s.Address)
 	if err != nil {
@@ -411,7 +413,7 @@ func stalled(ctx context.Context, s *target, request string) (code int) {
 	if _, err := fmt.Fscanf(conn, "HTTP/1.1 %d", &code); err != nil {
 		return 0
 	}
-	if code == http.StatusOK { // more comes than the connection's buffers hold
+	if code == http.StatusOK { // the answer is larger than the connection's buffers
 		<-ctx.Done()
 	}
 	return code

@@ -1,6 +1,6 @@
-// Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber
-// and a neighbour on the network would, and checks whether others notice. It has one test
-// for each promise of docs/security.md; 'make attack' measures the same under load.
+// Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber and a neighbour on the
+// network would, and checks whether others notice. It has one test for each line of docs/security.md; 'make attack'
+// measures the same under load. 'On e14eff4', and the like, tells what happened at that commit, before the fix.
 package hostile
 
 import (
@@ -28,8 +28,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// The attackers, and the users who are watched meanwhile. Their tokens are their names. Admin may do everything, owner
-// and tenant everything in the namespace of their name (asOwner), stranger nothing. The user nobody has no token.
+// The attackers, and the users who are observed meanwhile. Their tokens are their names. Admin may do everything. Owner
+// and tenant may do everything in the namespace of their name (asOwner). Stranger may do nothing. The user nobody has
+// no token.
 const (
 	admin    = "admin"
 	owner    = "owner"
@@ -47,7 +48,7 @@ stranger,stranger,4
 // requestTimeout bounds one request of a test, so that the test fails if the server does not answer.
 const requestTimeout = 90 * time.Second
 
-// cell is a log and a bucket with processes of the product on them.
+// cell is a log and a bucket, and the processes of the product that use them.
 type cell struct {
 	t      testing.TB
 	where  []string // connection flags
@@ -68,14 +69,14 @@ func newCell(t testing.TB) *cell {
 
 func (c *cell) with(args ...string) []string { return slices.Concat(args, c.where) }
 
-// serve runs 'api' or 'watcher' with the users above.
+// serve runs 'api' or 'watcher' and lets it know the users above.
 func (c *cell) serve(command string, args ...string) *target {
 	c.t.Helper()
 	args = append([]string{command, "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens}, args...)
 	return &target{c.t, product.Serve(c.t, c.with(args...)...)}
 }
 
-// serve runs one process on a cell of its own.
+// serve runs one process on a new cell.
 func serve(t testing.TB, command string, args ...string) *target {
 	t.Helper()
 	return newCell(t).serve(command, args...)
@@ -87,14 +88,14 @@ type target struct {
 	*product.Process
 }
 
-// answer is what a request got.
+// answer is the answer to a request.
 type answer struct {
 	Code   int
 	Header http.Header
 	Body   []byte
 }
 
-// status is the body as a Status.
+// status decodes the body as a Status.
 func (a answer) status(t testing.TB) metav1.Status {
 	t.Helper()
 	var s metav1.Status
@@ -102,10 +103,11 @@ func (a answer) status(t testing.TB) metav1.Status {
 	return s
 }
 
-// client is for users who do not need connections of their own.
+// client is shared by users who do not need connections of their own.
 var client = newClient()
 
-// newClient has connections of its own, and trusts our own child process on loopback.
+// newClient returns a client with connections of its own. It trusts any certificate, since it talks to a child process
+// on loopback.
 func newClient() *http.Client {
 	return &http.Client{
 		Timeout:       requestTimeout,
@@ -114,7 +116,7 @@ func newClient() *http.Client {
 	}
 }
 
-// do sends one request as the user, with a body if it is not empty.
+// do sends one request as the user; an empty body is not sent.
 func (s *target) do(user, method, path, contentType, body string) answer {
 	s.t.Helper()
 	r, err := http.NewRequest(method, s.URL()+path, bytes.NewReader([]byte(body)))
@@ -141,7 +143,7 @@ func (s *target) must(user, method, path, body string) answer {
 	return a
 }
 
-// clientFor is client-go as the user, without client limits.
+// clientFor returns a client-go client for the user, without client-side rate limits.
 func (s *target) clientFor(user string) *kubernetes.Clientset {
 	s.t.Helper()
 	c, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), BearerToken: user, QPS: -1})
@@ -185,5 +187,5 @@ func (s *target) sum(metric string) (sum float64) {
 	return sum
 }
 
-// allocated is how many bytes the process has allocated since it began.
+// allocated is how many bytes the process has allocated since its start.
 func (s *target) allocated() float64 { return s.sum("go_memstats_alloc_bytes_total") }

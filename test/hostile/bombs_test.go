@@ -13,10 +13,10 @@ import (
 
 // A bomb is small on the wire and large in memory.
 
-// memoryAllowed is far above what a request of 3 MiB needs, and below what any of these bombs asks for.
+// memoryAllowed is far more than a request of 3 MiB needs, and less than any of these bombs would take.
 const memoryAllowed = 768 << 20
 
-// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, but each is written out when YAML is turned into
+// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, but each is written out when the YAML is turned into
 // JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte kills the process.
 func TestAliasesAreNoBomb(t *testing.T) {
 	s := serve(t, "api")
@@ -53,9 +53,10 @@ func sealed(version, kind string, raw []byte) string {
 	return "k8s\x00" + string(slices.Concat(field(1, slices.Concat(field(1, []byte(version)), field(2, []byte(kind)))), field(2, raw)))
 }
 
-// TestEntriesOfMapsEndWhereTheySay: upstream's generated decoders read the value of a map's entry up to the end of the
-// message, wherever the entry ends. Then they go on behind the entry. So every entry's value can be all that follows.
-// On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all the memory there is.
+// TestEntriesOfMapsEndWhereTheySay: a map's entry may claim a value that is longer than the entry. Upstream's generated
+// decoders read such a value up to the end of the message, and then go on right after the entry. So every entry's value
+// can contain all the entries that follow. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all the memory
+// there is.
 func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -72,7 +73,7 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 	require.Contains(t, a.status(t).Message, "not protobuf")
 	require.Less(t, s.memory(), uint64(memoryAllowed))
-	// A missing kind would be taken from the path.
+	// An empty kind would be taken from the path.
 	for _, version := range []string{"", "v1/x/y"} {
 		a := s.do(tenant, http.MethodPost, configMaps, protobuf, sealed(version, "", bomb))
 		require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
@@ -80,9 +81,9 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	}
 }
 
-// TestProtobufNestsOnlySoDeep: the schema of a CRD holds schemas. On e14eff4 200,000 levels of them,
-// a megabyte of protobuf, overflow the stack, which ends the process. An entry of 'properties' that
-// reaches beyond its end is decoded twice, so that a few hundred bytes take for ever.
+// TestProtobufNestsOnlySoDeep: the schema of a CRD contains schemas. On e14eff4 200,000 levels of them, a megabyte of
+// protobuf, overflow the stack, which ends the process. An entry of 'properties' that reaches beyond its end is decoded
+// twice, so that a few hundred bytes take for ever.
 func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	crd := func(schema []byte) string {
@@ -117,7 +118,7 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	a = s.do(admin, http.MethodPost, crds, protobuf, crd(object))
 	require.Equal(t, http.StatusCreated, a.Code, string(a.Body))
 
-	// This is built from the inside out, because a level takes up to five bytes more than the one in it.
+	// This is built from the inside out, because each level takes up to five bytes more than the level in it.
 	levels := make([][]byte, 0, 200000)
 	size := len(object)
 	for range 200000 {
@@ -129,9 +130,9 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 }
 
-// TestRolesAllowACountableLot: to check that users grant no more than they have,
-// upstream lists every combination of verb, resource and group. On e14eff4 this role
-// of 6 KB makes a million of them, and one of 18 KB a billion, which ends the process.
+// TestRolesAllowACountableLot: to check that users grant no more than they have, upstream lists every combination of
+// verb, resource and group. On e14eff4 this role of 6 KB makes a million combinations, and one of 18 KB a billion,
+// which kills the process.
 func TestRolesAllowACountableLot(t *testing.T) {
 	s := serve(t, "api", "--authorization-mode", "RBAC")
 	s.asOwner(tenant)

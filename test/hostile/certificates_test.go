@@ -28,7 +28,7 @@ type signed struct {
 	key *ecdsa.PrivateKey
 }
 
-// sign makes a certificate from the template. An authority signs itself if by is nil.
+// sign makes a certificate from the template. If by is nil, the certificate is an authority that signs itself.
 func sign(t *testing.T, template *x509.Certificate, by *signed) *signed {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -68,8 +68,7 @@ func (a *signed) keyPEM(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// mount is a folder that changes as a mounted Kubernetes Secret
-// does: the rename of one link replaces all files at once.
+// mount is a folder that changes like a mounted Kubernetes Secret: the rename of one link replaces all files at once.
 type mount struct {
 	t      *testing.T
 	folder string
@@ -93,8 +92,8 @@ func (m *mount) swap(files map[string][]byte) {
 	require.NoError(m.t, os.Rename(m.path("..new"), m.path("..data")))
 }
 
-// once sends one request over a connection of its own. It returns
-// the answer's code and the name on the server's certificate.
+// once sends one request over a connection of its own. It returns the answer's code and the name in the server's
+// certificate.
 func once(t *testing.T, s *product.Process, token string, certificate *tls.Certificate) (code int, server string) {
 	t.Helper()
 	config := &tls.Config{InsecureSkipVerify: true} // the caller checks the server's name
@@ -114,12 +113,12 @@ func once(t *testing.T, s *product.Process, token string, certificate *tls.Certi
 	return answer.StatusCode, answer.TLS.PeerCertificates[0].Subject.CommonName
 }
 
-// withinAMinute is how soon a replaced file must be in use.
+// withinAMinute is how soon a replaced file must be used.
 const withinAMinute = time.Minute
 
-// TestReplacedFilesAreUsed: certificate and key, the authorities of clients, and
-// tokens are replaced as in a mounted Secret. They are in use within a minute,
-// and invalid files change nothing. On e14eff4 the first ones are used for ever.
+// TestReplacedFilesAreUsed: the server's certificate and key, the authorities of clients, and tokens are replaced like
+// a mounted Secret. The new ones are used within a minute, and invalid files change nothing. On e14eff4 the first ones
+// are used for ever.
 func TestReplacedFilesAreUsed(t *testing.T) {
 	c := newCell(t)
 	ours, theirs := newAuthority(t, "ours"), newAuthority(t, "theirs")
@@ -156,7 +155,8 @@ func TestReplacedFilesAreUsed(t *testing.T) {
 	check("second", "new", after)
 	refused(admin, before)
 
-	// Here the key is not the certificate's, the authority is no certificate, and the token's line is too short.
+	// Here the key does not match the certificate, the authority's file holds no certificate, and the token's line
+	// lacks fields.
 	files.swap(map[string][]byte{"tls.crt": first.certificatePEM(), "tls.key": second.keyPEM(t), "ca.crt": []byte("none"), "tokens": []byte(admin + "\n")})
 	require.Eventually(t, func() bool {
 		check("second", "new", after)
@@ -171,8 +171,7 @@ func TestReplacedFilesAreUsed(t *testing.T) {
 	require.NotContains(t, s.Output(), "PRIVATE KEY")
 }
 
-// TestAReplacedTokenIsRefusedOnAnOpenConnection: revoking a
-// token also revokes it for clients that are connected already.
+// TestAReplacedTokenIsRefusedOnAnOpenConnection: a revoked token is refused even on connections that were open before.
 func TestAReplacedTokenIsRefusedOnAnOpenConnection(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")

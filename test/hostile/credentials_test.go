@@ -13,7 +13,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAStrangersWatch: a client without credentials is not told where watches are served. On e14eff4 it is 307.
+// TestAStrangersWatch: a client without credentials is not told where watches are served. On e14eff4 it gets a redirect
+// there (307).
 func TestAStrangersWatch(t *testing.T) {
 	s := serve(t, "api", "--watcher-url", "https://watcher.example:1234")
 	for _, path := range []string{"/api/v1/namespaces?watch=1", "/api/v1/watch/namespaces"} {
@@ -28,8 +29,8 @@ func TestAStrangersWatch(t *testing.T) {
 	}
 }
 
-// TestACertificateOfOthers: many clients have a certificate for something else. Such a
-// client is known by its token. On e14eff4 it is 401. Without a good token it is refused.
+// TestACertificateOfOthers: many clients have a certificate for something else. Such a client is known by its token;
+// without a good token it is refused. On e14eff4 every such client gets 401.
 func TestACertificateOfOthers(t *testing.T) {
 	c := newCell(t)
 	roots := filepath.Join(t.TempDir(), "ca.pem")
@@ -56,8 +57,9 @@ func TestACertificateOfOthers(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, code("another", nil))
 }
 
-// TestOthersKeysAreNotBelieved: what another user of the machine owns or may write is no key, no authority and no block
-// cache of ours, whether it is the file, its folder or one above it. The message names it, and says what to do.
+// TestOthersKeysAreNotBelieved: a file that another user of the machine owns or may write is not accepted as a key, an
+// authority or a block cache, and neither is one in such a folder or below it. The message names the path, and says
+// what to do.
 func TestOthersKeysAreNotBelieved(t *testing.T) {
 	root := t.TempDir()
 	require.NoError(t, os.Chmod(root, 0o755))
@@ -102,7 +104,7 @@ func TestOthersKeysAreNotBelieved(t *testing.T) {
 			}
 		}
 	}
-	require.NoError(t, os.Chmod(root, 0o777|os.ModeSticky)) // as /tmp
+	require.NoError(t, os.Chmod(root, 0o777|os.ModeSticky)) // like /tmp
 	product.Serve(t, dev...).Stop()
 	again := product.Run(t, initialize...)
 	<-again.Exited

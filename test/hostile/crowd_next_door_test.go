@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crowd is more events than a watcher's window holds, so that a watch from before them reads the snapshot.
+// crowd is more events than a watcher's window holds, so a watch from before them has to read the snapshot.
 const crowd = 18000
 
-// TestTheCrowdNextDoorCostsNothing: many objects in one namespace do not matter to a client
-// that asks for little, there or next door. On e14eff4 a list with 'limit=1' counts all
-// objects again every time, and a watch of an empty namespace decodes every event of the cell.
+// TestTheCrowdNextDoorCostsNothing: many objects in one namespace cost nothing to a client that asks for little, in
+// that namespace or in another. On e14eff4 each list with 'limit=1' counts all objects again, and a watch of an empty
+// namespace decodes every event of the cell.
 func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)
@@ -49,7 +49,8 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	}
 	writing.Wait()
 
-	// These are 500 pages of one object. The rest is not counted again for each page, nor after a few writes elsewhere.
+	// These are 500 pages of one object. The remaining objects are not counted again for each page, nor after a few
+	// writes elsewhere.
 	pages := func(namespace string, remaining int) float64 {
 		began := s.cpuSeconds()
 		for n := range 500 {
@@ -70,7 +71,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	t.Logf("CPU seconds of 500 pages: %.2f in the crowd, %.2f next door", all, few)
 	require.Less(t, all, 2*few+0.3)
 
-	// This is a watch of an empty list, from before all other objects.
+	// This watches an empty list from before all other objects.
 	watch := func() {
 		a := s.do(tenant, http.MethodGet, "/api/v1/namespaces/tenant/secrets?watch=true&timeoutSeconds=1&resourceVersion="+before, "", "")
 		require.Equal(t, http.StatusOK, a.Code, string(a.Body))
@@ -93,7 +94,7 @@ func (s *target) cpuSeconds() float64 {
 	require.NoError(s.t, err)
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	var ticks int
-	for _, f := range fields[11:13] { // in user mode, and in the kernel
+	for _, f := range fields[11:13] { // user mode and kernel mode
 		n, err := strconv.Atoi(f)
 		require.NoError(s.t, err)
 		ticks += n

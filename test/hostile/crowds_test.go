@@ -18,7 +18,7 @@ func repeated(n int, member func(i int) string) string {
 }
 
 // TestCrowdsAreRefused: managed fields are sorted by insertion. So on e14eff4 a ConfigMap of 200,000 keys takes 18 s of
-// CPU, and a list of 1.4 million numbers 450 MiB. There all of these are 201.
+// CPU, and a list of 1.4 million numbers takes 450 MiB, and all of these requests are answered 201.
 func TestCrowdsAreRefused(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -41,8 +41,8 @@ func TestCrowdsAreRefused(t *testing.T) {
 	s.must(admin, http.MethodPost, foos, `{"apiVersion":"x.example.com/v1","kind":"Foo","metadata":{"name":"many"},"a":[`+strings.Repeat("0,", 30000)+`0]}`)
 }
 
-// TestMistakesAreFew: upstream lists every mistake in an object, and the time to put the list together grows with its
-// square. On e14eff4 these 80 KB take a core for more than a minute; the answer is 504 after 34 s.
+// TestMistakesAreFew: upstream lists every mistake in an object, and the time to build that list grows with the square
+// of its length. On e14eff4 these 80 KB take a core for more than a minute; the answer is 504 after 34 s.
 func TestMistakesAreFew(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -62,9 +62,9 @@ func TestMistakesAreFew(t *testing.T) {
 	}
 }
 
-// TestPatchesAreAffordable: the code that applies a patch knows no deadline. On e14eff4
-// the first of these looks for 10,000 members among 10,000, and the second moves 200,000
-// members 10,000 times. Both are 504 after 34 s, and go on for a minute and more.
+// TestPatchesAreAffordable: the code that applies a patch obeys no deadline. On e14eff4 the first patch looks for
+// 10,000 members among 10,000, and the second moves 200,000 members 10,000 times. Both are answered 504 after 34 s, and
+// run for a minute or more after that.
 func TestPatchesAreAffordable(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -98,7 +98,8 @@ func TestPatchesAreAffordable(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, "%.300s", a.Body)
 }
 
-// TestPatchesThatDoNotFit: these make upstream's patch code panic. On e14eff4 each is a 500 and a stack in the log.
+// TestPatchesThatDoNotFit: these patches make upstream's code panic. On e14eff4 each gets a 500, and leaves a stack in
+// the log.
 func TestPatchesThatDoNotFit(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -116,8 +117,8 @@ func TestPatchesThatDoNotFit(t *testing.T) {
 	}
 }
 
-// TestQueriesAreShort: each term of a selector is compared with every
-// object. On e14eff4 100,000 terms take 0.8 ms for each object.
+// TestQueriesAreShort: each term of a selector is compared with every object. On e14eff4 100,000 terms take 0.8 ms for
+// each object.
 func TestQueriesAreShort(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

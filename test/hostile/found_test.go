@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// managers are n entries of managed fields.
+// managers returns n entries of managed fields.
 func managers(n int) string {
 	var all []string
 	for i := range n {
@@ -28,13 +28,13 @@ func managers(n int) string {
 	return "[" + strings.Join(all, ",") + "]"
 }
 
-// configMapOf is a ConfigMap with a name and other metadata.
+// configMapOf returns a ConfigMap with a name and other metadata.
 func configMapOf(name, metadata string) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,%s}}`, name, metadata)
 }
 
 // TestFieldManagersAreFew: each field manager of an object costs a conversion of the whole object. On 1dc6c4a a patch
-// of an object with 1,500 of them takes 9 s of the processor, half of it after its 504.
+// of an object with 1,500 managers takes 9 s of the processor, half of it after its answer, a 504.
 func TestFieldManagersAreFew(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -66,8 +66,8 @@ func TestFieldManagersAreFew(t *testing.T) {
 	require.Contains(t, last.status(t).Message, "field managers")
 }
 
-// TestOwnersAreFew: upstream compares each reference to an owner with all others, before any plugin or index looks at
-// them. On fc78e1c a create with 10,000 of them takes 43 s of the processor, and 2,000 of one uid are stored.
+// TestOwnersAreFew: upstream compares each owner reference with all others, before any plugin or index looks at them.
+// On fc78e1c a create with 10,000 references takes 43 s of the processor, and 2,000 references to one uid are stored.
 func TestOwnersAreFew(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -105,8 +105,8 @@ func TestLongSelectorsCount(t *testing.T) {
 	require.Contains(t, a.status(t).Message, "each KiB of its query")
 }
 
-// TestHeadersAreShort: a connection holds its headers before anybody knows
-// whose they are. On 1dc6c4a that is a megabyte for each connection.
+// TestHeadersAreShort: a connection holds its request's headers in memory before anybody knows whose request it is. On
+// 1dc6c4a that is up to a megabyte for each connection.
 func TestHeadersAreShort(t *testing.T) {
 	s := serve(t, "watcher")
 	conn, err := net.Dial("tcp", s.Address)
@@ -124,8 +124,8 @@ func TestHeadersAreShort(t *testing.T) {
 	require.Contains(t, line, "431")
 }
 
-// TestManyNodePorts: each port is an event, and a write may have a thousand events.
-// On 1dc6c4a the answer is 500, which says that nobody knows whether it was written.
+// TestManyNodePorts: each port is an event, and a write may have a thousand events. On 1dc6c4a the answer is a 500 that
+// calls the outcome unknown.
 func TestManyNodePorts(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -137,8 +137,8 @@ func TestManyNodePorts(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, string(a.Body))
 }
 
-// TestANameIsNotGenerated: a user who sends a taken name is told so, even
-// with a generateName beside it. On 1dc6c4a the user is told to try again.
+// TestANameIsNotGenerated: a user who sends a taken name is told that it is taken, even if a generateName is sent too.
+// On 1dc6c4a the user is told to try again.
 func TestANameIsNotGenerated(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -148,8 +148,8 @@ func TestANameIsNotGenerated(t *testing.T) {
 	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
 }
 
-// TestWhatIsNotText: upstream stores some bytes that are not text as they are. On
-// 1dc6c4a a default that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
+// TestWhatIsNotText: upstream stores some bytes that are not valid text unchanged. On 1dc6c4a a default in a CRD's
+// schema that is not UTF-8 makes every request for OpenAPI fail with 500.
 func TestWhatIsNotText(t *testing.T) {
 	s := serve(t, "api")
 	definition := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{"a":{"type":"string","default":"`+"\xff"+`"}}`, 1)
@@ -159,8 +159,8 @@ func TestWhatIsNotText(t *testing.T) {
 	s.must(admin, http.MethodGet, "/openapi/v2", "")
 }
 
-// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description that is
-// not UTF-8 is stored, and makes OpenAPI 500 for everybody.
+// TestTextOfOtherEncodings: decoders of CBOR and protobuf do not check strings. On d450d6c a description that is not
+// UTF-8 is stored, and makes every request for OpenAPI fail with 500.
 func TestTextOfOtherEncodings(t *testing.T) {
 	s := serve(t, "api")
 	const text, noText = "a text", "a te\xfft"
@@ -177,8 +177,8 @@ func TestTextOfOtherEncodings(t *testing.T) {
 	}
 }
 
-// TestLongMistakes: an answer is the same whether or not upstream compresses
-// it. On 1dc6c4a this one is 500, although the patch's sender made the mistake.
+// TestLongMistakes: an answer is the same whether or not upstream compresses it. On 1dc6c4a this answer is 500,
+// although the mistake is in the patch.
 func TestLongMistakes(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -199,8 +199,8 @@ func TestAPatchThatTakesTheKindAway(t *testing.T) {
 	}
 }
 
-// TestManyExpressions: each CEL expression is compiled when the object is written. On d450d6c the first of these takes
-// 14 s of a processor, the second 1.3 GiB, and none is refused.
+// TestManyExpressions: each CEL expression is compiled when the object is written. On d450d6c the first object takes 14
+// s of a processor, the second takes 1.3 GiB, and none is refused.
 func TestManyExpressions(t *testing.T) {
 	s := serve(t, "api")
 	many := func(n int, entry string) string { return strings.TrimSuffix(strings.Repeat(entry+",", n), ",") }
@@ -240,9 +240,9 @@ func TestManyExpressions(t *testing.T) {
 	s.must(admin, http.MethodPost, crds, rules(1000))
 }
 
-// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c each of
-// these keeps a processor busy for seconds or minutes, longer than its request, as
-// it does in kube-apiserver. Values that only look like such numbers are accepted.
+// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c, and in kube-apiserver, each of these
+// quantities keeps a processor busy for seconds or minutes, even after its request has ended. Values that only look
+// like such numbers are accepted.
 func TestQuantitiesAreShort(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -258,7 +258,7 @@ func TestQuantitiesAreShort(t *testing.T) {
 	yaml := func(quantity string) string {
 		return "kind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: b}\nspec: {resources: {requests: {storage: " + quantity + "}}}"
 	}
-	cbor := func(besides string) string { // the quantity is a text in chunks
+	cbor := func(besides string) string { // the quantity is a text of several chunks
 		text := func(s string) string { return string([]byte{byte(0x60 + len(s))}) + s }
 		return "\xd9\xd9\xf7" + besides + text("kind") + text("PersistentVolumeClaim") + text("apiVersion") + text("v1") + text("metadata") + "\xa1" + text("name") + text("b") +
 			text("spec") + "\xa1" + text("resources") + "\xa1" + text("requests") + "\xa1" + text("storage") + "\x7f" + text("1e-") + text("2000000000") + "\xff"
@@ -298,10 +298,11 @@ func TestQuantitiesAreShort(t *testing.T) {
 		require.Contains(t, string(a.Body), "quantit", name)
 		require.Less(t, time.Since(begun), 20*time.Second, name)
 	}
-	a := s.do(owner, http.MethodPost, core+"/persistentvolumeclaims", "application/cbor", cbor("\xa5\x61x\xf9\x7e\x00")) // beside what is no number
+	// beside a value that is not a number
+	a := s.do(owner, http.MethodPost, core+"/persistentvolumeclaims", "application/cbor", cbor("\xa5\x61x\xf9\x7e\x00"))
 	require.Equal(t, http.StatusBadRequest, a.Code, "%.300s", a.Body)
 	kinds := strings.Builder{}
-	for i := range 10_000 { // each was looked for in each member
+	for i := range 10_000 { // each entry was searched for in each member
 		fmt.Fprintf(&kinds, `"kind":"Pod","kind":"Kind%d",`, i)
 	}
 	a = s.do(owner, http.MethodPost, core+"/pods", "application/json", `{`+kinds.String()+`"metadata":{"name":"1e-2000000000"}}`)
@@ -316,7 +317,7 @@ func TestQuantitiesAreShort(t *testing.T) {
 	}
 }
 
-// as returns an object in a representation.
+// as returns an object in the representation of a media type.
 func (s *target) as(user, path, kind string) string {
 	s.t.Helper()
 	r, err := http.NewRequest(http.MethodGet, s.URL()+path, nil)
@@ -330,7 +331,8 @@ func (s *target) as(user, path, kind string) string {
 	return string(body)
 }
 
-// TestWhatIsComparedOrCompiled: on d450d6c none of these is refused, and each takes seconds, minutes or gigabytes.
+// TestWhatIsComparedOrCompiled: on d450d6c none of these requests is refused, and each takes seconds, minutes or
+// gigabytes.
 func TestWhatIsComparedOrCompiled(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -377,7 +379,7 @@ func TestWhatIsComparedOrCompiled(t *testing.T) {
 	s.must(admin, http.MethodPost, crds, crd(patterned+`^([a-z0-9]([-a-z0-9]*[a-z0-9])?){1,253}$"}`, many(20, `{"name":"a%d","type":"string","jsonPath":"..a"}`)))
 }
 
-// signingRequest is a request for a certificate with an RSA key of so many bits, and a wrong signature.
+// signingRequest returns a certificate signing request with an RSA key of that many bits, and a wrong signature.
 func signingRequest(t *testing.T, bits int) string {
 	t.Helper()
 	modulus := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), uint(bits)), big.NewInt(1))
@@ -414,8 +416,8 @@ func signingRequest(t *testing.T, bits int) string {
 	return `{"metadata":{"generateName":"c-"},"spec":{"signerName":"example.com/x","usages":["client auth"],"request":"` + base64.StdEncoding.EncodeToString(request) + `"}}`
 }
 
-// TestManagersOfManyFields: managers are compared with each other, field by field. On d05578b the last of these applies
-// takes 12 s of a processor.
+// TestManagersOfManyFields: managers are compared with each other, field by field. On d05578b the last apply takes 12 s
+// of a processor.
 func TestManagersOfManyFields(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -438,7 +440,7 @@ func TestManagersOfManyFields(t *testing.T) {
 	s.must(owner, http.MethodGet, ownConfigMaps+"/shared", "")
 }
 
-// TestManyLimitRanges: each limit range looks at each container. On d05578b this Pod takes 6 s of a processor.
+// TestManyLimitRanges: each limit range is applied to each container. On d05578b this Pod takes 6 s of a processor.
 func TestManyLimitRanges(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -459,8 +461,8 @@ func TestManyLimitRanges(t *testing.T) {
 	s.must(owner, http.MethodPost, core+"/pods", pod(2))
 }
 
-// TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b it keeps a place
-// for 10 s, trying again.
+// TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b it is tried again
+// for 10 s, and holds a place meanwhile.
 func TestEvictionOfAnother(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

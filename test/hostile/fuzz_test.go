@@ -21,25 +21,24 @@ import (
 )
 
 const (
-	// fuzzWorkers send at once.
+	// fuzzWorkers is how many workers send at once.
 	fuzzWorkers = 4
 	// slowest is the longest that a request may take.
 	slowest = 5 * time.Second
-	// slowestPlan is that of one that carries out a plan, which goes on to write for 20 s.
+	// slowestPlan is the longest that a request may take that carries out a plan, since it goes on to write for 20 s.
 	slowestPlan = 30 * time.Second
 	// glance is how long a watch is read.
 	glance = 100 * time.Millisecond
-	// fuzzMemory is the most bytes that the process may ever have held resident.
+	// fuzzMemory is the largest resident memory, in bytes, that the process may ever have.
 	fuzzMemory = 1 << 30
-	// restart is how many requests one process serves. Its state ends with it.
+	// restart is how many requests one process serves before it is replaced, together with its cell.
 	restart = 20_000
 )
 
-// TestFuzzHTTP sends mutated requests to the built binary for FUZZ_HTTP ('make fuzz-http'),
-// as an administrator, and answers its webhooks with mutated answers. No request may kill
-// the process, be answered 500 (but by a webhook's fault), take more than 5 s (a plan 30 s), or let
-// the process hold more than 1 GiB. A fuzzer inside the process would have to
-// instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine does.
+// TestFuzzHTTP sends mutated requests to the built binary for FUZZ_HTTP ('make fuzz-http'), as an administrator, and
+// answers its webhooks with mutated answers. No request may kill the process, be answered 500 (except for a webhook's
+// fault), take more than 5 s (a plan 30 s), or bring its memory to more than 1 GiB. A fuzzer inside the process would
+// have to instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine's timing allows.
 func TestFuzzHTTP(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("FUZZ_HTTP"))
 	if err != nil {
@@ -55,7 +54,8 @@ func TestFuzzHTTP(t *testing.T) {
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()
 	for round := uint64(0); ctx.Err() == nil; round++ {
-		t.Run(fmt.Sprint(round), func(t *testing.T) { f.round(ctx, t, seed+round) }) // whose end ends its cell
+		// the end of the subtest ends its cell
+		t.Run(fmt.Sprint(round), func(t *testing.T) { f.round(ctx, t, seed+round) })
 	}
 	t.Log(f.summary())
 	for kind, request := range f.faults {
@@ -68,7 +68,7 @@ type fuzzer struct {
 	codes    map[int]int       // mu
 	faults   map[string]string // mu: the first request of each kind
 	slowest  time.Duration     // mu
-	resident uint64            // mu: the most so far
+	resident uint64            // mu: the largest so far
 }
 
 // round fuzzes one process.
@@ -93,7 +93,7 @@ func (f *fuzzer) round(ctx context.Context, t *testing.T, seed uint64) {
 		})
 	}
 	_ = group.Wait()
-	if f.failed() { // the process says why
+	if f.failed() { // then the output says why
 		for _, line := range panicked.FindAllStringSubmatch(s.Output(), -1) {
 			f.fault(fmt.Sprintf("panic: %.60s", line[1]), query{}, []byte(line[0]))
 		}
@@ -115,7 +115,7 @@ func (f *fuzzer) round(ctx context.Context, t *testing.T, seed uint64) {
 
 var panicked = regexp.MustCompile(`"?a request panicked"?.*panic=("(?:[^"\\]|\\.)*"|\S+) .*`)
 
-// peak is the most memory that was ever resident, in bytes.
+// peak is the largest resident memory of the process so far, in bytes.
 func (s *target) peak() uint64 {
 	s.t.Helper()
 	status, err := os.ReadFile("/proc/" + pid(s) + "/status")
@@ -127,13 +127,13 @@ func (s *target) peak() uint64 {
 	return kib << 10
 }
 
-// send reports whether the process is still there.
+// send sends a request, and returns whether the process still runs.
 func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 	r, err := http.NewRequest(q.method, s.URL(), strings.NewReader(q.body))
 	if err != nil {
 		return true // not a request
 	}
-	r.URL.Opaque = "//" + s.Address + q.path // as it is, escaped or not
+	r.URL.Opaque = "//" + s.Address + q.path // the path as it is, escaped or not
 	r.Header = http.Header{"Authorization": {"Bearer admin"}}
 	for name, value := range q.header {
 		r.Header.Set(name, value)
@@ -147,13 +147,13 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 		case <-s.Exited:
 			f.fault("the process died", q, nil)
 			return false
-		default: // net/http does not send it, or the server cuts it off
+		default: // net/http refuses to send it, or the server cuts the connection
 			f.count(0, 0)
 			return true
 		}
 	}
 	defer response.Body.Close()
-	if strings.Contains(q.path, "watch") && response.StatusCode == http.StatusOK { // it may last
+	if strings.Contains(q.path, "watch") && response.StatusCode == http.StatusOK { // a watch goes on
 		defer time.AfterFunc(glance, end).Stop()
 		begun = begun.Add(glance)
 	}
@@ -161,7 +161,8 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 	_, _ = answer.ReadFrom(http.MaxBytesReader(nil, response.Body, 64<<10))
 	took := time.Since(begun)
 	f.count(response.StatusCode, took)
-	ofWebhook := strings.Contains(q.path+q.body, "lie") || bytes.Contains(answer.Bytes(), []byte("webhook")) // as upstream
+	// a webhook's fault is a 500 upstream, too
+	ofWebhook := strings.Contains(q.path+q.body, "lie") || bytes.Contains(answer.Bytes(), []byte("webhook"))
 	if response.StatusCode == http.StatusInternalServerError && !ofWebhook {
 		f.fault("500: "+message(answer.Bytes()), q, answer.Bytes())
 	}
@@ -171,7 +172,7 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 	return true
 }
 
-// account is what the process has said last, and what it has counted: it may say why a request took long.
+// account returns the last output of the process and its metrics, which may say why a request took long.
 func (s *target) account() string {
 	counted := s.do(admin, http.MethodGet, "/metrics", "", "")
 	said := s.Output()
@@ -180,7 +181,7 @@ func (s *target) account() string {
 
 var varying = regexp.MustCompile(`[0-9]+|"[^"]*"|\\"[^"]*"|'[^']*'`)
 
-// message is a Status's message without the parts that vary.
+// message returns a Status's message without its varying parts.
 func message(answer []byte) string {
 	var status struct{ Message string }
 	if json.Unmarshal(answer, &status) != nil {

@@ -19,16 +19,16 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// meanwhile is how often others write and read while they are attacked.
+// meanwhile is how often other users write and read during an attack.
 const meanwhile = 25
 
-// TestOthersAreServed: an attack by 'owner' does not make the
-// server refuse anything to a tenant or to the administrator.
+// TestOthersAreServed: an attack by 'owner' does not make the server refuse anything to a tenant or to the
+// administrator.
 //
 //   - Bodies that do not come: on e14eff4 each holds one of 200 places for as long as its client likes.
 //   - Revisions that never come, or late: on e14eff4 each holds one of 400 places for 3 s.
 //
-// On e14eff4 all of these make others get 429.
+// On e14eff4 other users get 429 during all of these attacks.
 func TestOthersAreServed(t *testing.T) {
 	for _, name := range []string{
 		"bodies that do not come", "bodies that do not come, HTTP/2", "revisions that never come", "revisions that come late",
@@ -46,7 +46,7 @@ func TestOthersAreServed(t *testing.T) {
 	}
 }
 
-// whileServing attacks a process for as long as others need.
+// whileServing attacks a process while 'others' runs.
 func (a attack) whileServing(t *testing.T, others func(s *target)) {
 	s := a.target(t)
 	ctx, end := context.WithCancel(t.Context())
@@ -54,7 +54,8 @@ func (a attack) whileServing(t *testing.T, others func(s *target)) {
 	defer attacking.Wait()
 	defer end()
 	attacking.Go(func() {
-		a.run(ctx, s, a.workers+a.workers/4, func(code int) { // so that places run out even if some workers are slow
+		// more workers than places, so that places run out even if some workers are slow
+		a.run(ctx, s, a.workers+a.workers/4, func(code int) {
 			if code == 0 {
 				pause(ctx, 10*time.Millisecond)
 			}
@@ -67,8 +68,8 @@ func attackNamed(name string) attack {
 	return attacks[slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })]
 }
 
-// TestBodiesThatComeInPart: each user may hold only so many bytes of bodies
-// that have arrived. On e14eff4 only the number of requests is bounded.
+// TestBodiesThatComeInPart: the bytes of unfinished bodies are bounded for each user. On e14eff4 only the number of
+// requests is bounded.
 func TestBodiesThatComeInPart(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -82,7 +83,7 @@ func TestBodiesThatComeInPart(t *testing.T) {
 		require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
 		go func() {
 			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", ownConfigMaps, owner, large+1, strings.Repeat(" ", large))
-			var code int // 0 is none
+			var code int // 0 stands for no answer
 			_, _ = fmt.Fscanf(conn, "HTTP/1.1 %d", &code)
 			codes <- code
 		}()
@@ -92,8 +93,8 @@ func TestBodiesThatComeInPart(t *testing.T) {
 	s.must(admin, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"a"}}`)
 }
 
-// TestWatchesStartInTurn: if many watches of a user begin with all objects, they wait for each other. Other users do
-// not wait. On e14eff4 none waits, and they take the whole machine.
+// TestWatchesStartInTurn: if many watches of one user begin with all objects, they wait for each other. Other users do
+// not wait. On e14eff4 no watch waits, and the watches take the whole machine.
 func TestWatchesStartInTurn(t *testing.T) {
 	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
 		eventlogtest.Eventually(t, "watches wait", func() bool {
@@ -103,8 +104,8 @@ func TestWatchesStartInTurn(t *testing.T) {
 	})
 }
 
-// TestWatchesOfAUser: a user may have 2,000 watches open in a process, and
-// then others may still open theirs. On e14eff4 one user may have all watches.
+// TestWatchesOfAUser: a user may have 2,000 open watches in a process, and other users may still open theirs. On
+// e14eff4 one user may have all watches.
 func TestWatchesOfAUser(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -142,8 +143,8 @@ func TestWatchesOfAUser(t *testing.T) {
 	}
 }
 
-// TestStrangersAreToldAtOnce: a client without credentials is told so whatever body it announced, and whether or not
-// the log can be read. On e14eff4 the answer waits for the body, without a deadline, and for the log: 503.
+// TestStrangersAreToldAtOnce: a client without credentials gets 401 at once, whatever body it announced, and even if
+// the log cannot be read. On e14eff4 the answer waits for the body, without a deadline, and for the log, and is 503.
 func TestStrangersAreToldAtOnce(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")
@@ -164,8 +165,8 @@ func TestStrangersAreToldAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, s.do(admin, http.MethodGet, "/api/v1/namespaces", "", "").Code)
 }
 
-// TestStrangersFillNoLog: the process's log does not hold a client's text at its full length. On e14eff4 it holds the
-// whole of a selector that cannot be parsed, even without credentials.
+// TestStrangersFillNoLog: the process's log does not hold long texts of clients in full. On e14eff4 it holds the whole
+// of a selector that cannot be parsed, even of a client without credentials.
 func TestStrangersFillNoLog(t *testing.T) {
 	s := serve(t, "api")
 	const asked = 20

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCopiesOfAJSONPatchAreBounded: each 'copy' of the whole object doubles it, so that 2 KB ask for 2^40 times the
+// TestCopiesOfAJSONPatchAreBounded: each 'copy' of the whole object doubles it, so 2 KB of patch demand 2^40 times the
 // object. On e14eff4 the process runs out of memory and dies.
 func TestCopiesOfAJSONPatchAreBounded(t *testing.T) {
 	s := serve(t, "api")

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// liar is a webhook whose answers are mutated: to admission, and to conversion.
+// liar is a webhook for admission and conversion, whose answers are mutated.
 type liar struct {
 	*httptest.Server
 	mu sync.Mutex
@@ -32,7 +32,7 @@ func newLiar(t *testing.T, seed uint64) *liar {
 	return l
 }
 
-// ServeHTTP answers with what would be right, and then with up to three mistakes in it.
+// ServeHTTP makes a correct answer, and puts up to three mistakes into it.
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var review struct {
 		APIVersion, Kind string
@@ -84,8 +84,8 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, body)
 }
 
-// objects are configurations that ask it about what is labelled so, and a kind that it converts. What those answer may
-// be an error of the server's, as it is upstream.
+// objects returns configurations that let the server call the liar about objects with a label, and a kind that the liar
+// converts. Requests that it is called about may be answered 500, as they are upstream.
 func (l *liar) objects() []struct{ path, body string } {
 	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
 	client := fmt.Sprintf(`{"url":%q,"caBundle":%q}`, l.URL, authority)
@@ -113,7 +113,7 @@ func (l *liar) objects() []struct{ path, body string } {
 
 const aLie = `{"apiVersion":"fuzz.example.com/v1","kind":"Lie","metadata":{"generateName":"a","labels":{"lie":"yes"}},"spec":{"name":"aa","any":{"a":{"b":"c"}},"list":[{"k":"x","v":"1"}]}}`
 
-// lying are requests about which the liar is asked.
+// lying are requests for which the liar is called.
 var lying = []query{
 	post("/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"lie-","labels":{"lie":"yes"}},"data":{"a":"b"}}`),
 	patch("/api/v1/namespaces/default/configmaps/lie?fieldManager=lie", "apply-patch", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"lie","labels":{"lie":"yes"}},"data":{"a":"b"}}`),

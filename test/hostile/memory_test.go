@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestMemoryComesBack: a load takes several times the memory of a start. A minute after it, the process has given that
-// memory back. On e14eff4 it keeps all of it for as long as it has nothing to do.
+// TestMemoryComesBack: a load takes several times the memory of a fresh process. A minute after the load, the process
+// has given that memory back. On e14eff4 an idle process keeps all of it.
 func TestMemoryComesBack(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -44,8 +44,8 @@ func TestMemoryComesBack(t *testing.T) {
 		"%d MiB at the start, %d MiB at the peak", start>>20, peak>>20)
 }
 
-// TestMemoryLimit: a process knows the limit of its container or function, and
-// a user's own limit wins. On e14eff4 nothing but GOMEMLIMIT limits a process.
+// TestMemoryLimit: a process obeys the limit of its container or function, but a limit that the user sets wins. On
+// e14eff4 only GOMEMLIMIT limits a process.
 func TestMemoryLimit(t *testing.T) {
 	limit := func(t *testing.T) float64 { return serve(t, "api").sum("go_gc_gomemlimit_bytes") }
 	t.Run("function", func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestMemoryLimit(t *testing.T) {
 	})
 }
 
-// inContainer makes a command that runs the binary with at most this much memory.
+// inContainer returns a command that runs the binary with that limit of memory.
 func inContainer(t *testing.T, binary string, limit int) string {
 	t.Helper()
 	for _, hierarchy := range []struct{ path, file string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {
@@ -72,7 +72,7 @@ func inContainer(t *testing.T, binary string, limit int) string {
 		if err != nil {
 			continue
 		}
-		t.Cleanup(func() { _ = os.Remove(group) }) // once the processes have gone
+		t.Cleanup(func() { _ = os.Remove(group) }) // after the processes have ended
 		if os.WriteFile(filepath.Join(group, hierarchy.file), fmt.Append(nil, limit), 0o644) != nil {
 			continue
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// query is a request to be made.
+// query is a request to send.
 type query struct {
 	method, path string
 	header       map[string]string
@@ -50,7 +50,7 @@ func post(path, body string) query {
 
 func get(path string) query { return query{method: http.MethodGet, path: path} }
 
-// corpus is what the mutator begins with: meaningful requests.
+// corpus is what the mutator begins with: valid requests.
 var corpus = []query{
 	patch("/api/v1/namespaces/default/configmaps/a", "json-patch", `[{"op":"test","path":"/data/a","value":"b"},{"op":"add","path":"/data/b","value":"c"},{"op":"copy","from":"/data","path":"/data/c"},{"op":"move","from":"/data/b","path":"/data/d"},{"op":"remove","path":"/metadata/labels/app"},{"op":"replace","path":"/data/a","value":"z"}]`),
 	patch("/api/v1/namespaces/default/configmaps/a", "merge-patch", `{"metadata":{"labels":{"app":null,"b":"c"},"finalizers":["a/b"]},"data":{"a":null,"x":"y"}}`),
@@ -103,7 +103,7 @@ var corpus = []query{
 
 const ofTheGroup = "/apis/history.logplane.dev/v1"
 
-// ofHistory are requests about the past, and what takes it back.
+// ofHistory are requests about the past, and plans that take changes back.
 var ofHistory = []query{
 	get(ofTheGroup + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/a,include%3Dobject&limit=3"),
 	get(ofTheGroup + "/namespaces/default/versions?fieldSelector=object%3Dthings.fuzz.example.com/a,at%3D1m"),
@@ -121,7 +121,7 @@ var ofHistory = []query{
 	post(ofTheGroup+"/plans?dryRun=All", `{"spec":{"restore":{"to":"@9"}}}`),
 }
 
-// encoded are objects in the other encodings, as the server writes them.
+// encoded are requests with objects in the other encodings, as the server writes them.
 func encoded(s *target) []query {
 	s.t.Helper()
 	var all []query
@@ -146,7 +146,7 @@ func encoded(s *target) []query {
 	return all
 }
 
-// mutator makes new requests from others.
+// mutator makes new requests from known ones.
 type mutator struct {
 	*rand.Rand
 	corpus []query
@@ -172,7 +172,7 @@ func (m *mutator) next() query {
 	return q
 }
 
-// cross takes a part of another request.
+// cross copies a part of another request into this one.
 func (m *mutator) cross(q *query) {
 	other := m.corpus[m.IntN(len(m.corpus))]
 	switch m.IntN(4) {
@@ -195,7 +195,7 @@ var (
 		"kind", "apiVersion", "$patch", "$setElementOrder/containers", "$deleteFromPrimitiveList/finalizers", "$retainKeys", "f:a", "k:{\"name\":\"a\"}", ".", "items", "data", "replicas", "versions", "schema", "$ref", "op", "path", "from", "value"}
 )
 
-// structure changes the JSON value in the text. If the text is no JSON, it changes bytes.
+// structure changes the JSON value in the text. If the text isn't JSON, it changes bytes.
 func (m *mutator) structure(text string) string {
 	var value any
 	d := json.NewDecoder(strings.NewReader(text))
@@ -210,7 +210,7 @@ func (m *mutator) structure(text string) string {
 	return string(out)
 }
 
-// value changes one place at or below the value.
+// value changes the value, or a value in it.
 func (m *mutator) value(v any, patience int) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -297,7 +297,7 @@ func (m *mutator) scalar() any {
 	return texts[m.IntN(len(texts))]
 }
 
-// bytes changes the text without knowing what it is.
+// bytes changes the text at random, whatever its format.
 func (m *mutator) bytes(text string) string {
 	if text == "" {
 		return texts[m.IntN(len(texts))]
@@ -325,7 +325,7 @@ func (m *mutator) bytes(text string) string {
 var parameters = []string{"labelSelector", "fieldSelector", "shardSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "watch", "timeoutSeconds", "timeout", "sendInitialEvents", "allowWatchBookmarks", "dryRun", "fieldManager",
 	"fieldValidation", "force", "pretty", "propagationPolicy", "gracePeriodSeconds", "orphanDependents", "exact", "export", "hash", "includeObject", "verbose"}
 
-// url changes a segment of the path or a parameter.
+// url changes one segment of the path, or one parameter.
 func (m *mutator) url(path string) string {
 	path, parameter, _ := strings.Cut(path, "?")
 	switch m.IntN(4) {
@@ -351,7 +351,7 @@ func (m *mutator) url(path string) string {
 	return clean(path + "?" + parameter)
 }
 
-// escape leaves most characters as they are, so that the server sees what clients never send.
+// escape leaves most characters as they are, so that the server gets characters that other clients never send.
 func escape(s string) string {
 	if len(s) > 2_000 {
 		s = s[:2_000]
@@ -359,7 +359,7 @@ func escape(s string) string {
 	return strings.NewReplacer("?", "%3F", "#", "%23", "&", "%26").Replace(s)
 }
 
-// clean escapes what cannot be in the first line of a request.
+// clean escapes the characters that must not be in the first line of a request.
 func clean(path string) string {
 	var out strings.Builder
 	for _, c := range []byte(path) {

@@ -8,16 +8,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// definitionOf is a CRD of cluster-scoped objects with any content.
+// definitionOf returns a CRD of cluster-scoped objects that may have any fields.
 func definitionOf(plural, group, version string) string {
 	return fmt.Sprintf(`{"metadata":{"name":"%[1]s.%[2]s","annotations":{"api-approved.kubernetes.io":"https://example.com/pull/1"}},"spec":{"group":%[2]q,"scope":"Cluster",`+
 		`"names":{"plural":%[1]q,"singular":"one","kind":"One","listKind":"OneList"},"versions":[{"name":%[3]q,"served":true,"storage":true,`+
 		`"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`, plural, group, version)
 }
 
-// TestNamesThatAreTaken: the rows of custom resources lie under a CRD's group and plural name. On e14eff4 a CRD of CRDs
-// in version v2 is made, and one object of it makes discovery, OpenAPI and all CRDs 500. An object of
-// 'nodeports.logplane.dev' takes a node port. One of 'ingresses.networking.k8s.io' shares subjects with Ingresses.
+// TestNamesThatAreTaken: rows of custom resources are stored under the CRD's group and plural name, so a CRD must not
+// take a name that is in use. On e14eff4 a CRD of CRDs in version v2 is accepted, and after one object of it discovery,
+// OpenAPI and all requests for CRDs answer 500. An object of 'nodeports.logplane.dev' takes a node port. An object of
+// 'ingresses.networking.k8s.io' shares subjects with Ingresses.
 func TestNamesThatAreTaken(t *testing.T) {
 	s := serve(t, "api")
 	for _, d := range []struct{ plural, group, version string }{

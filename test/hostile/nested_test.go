@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// deeper is more levels than any bound allows, but upstream's parsers accept it.
+// deeper is more levels than any bound allows. Upstream's parsers accept it.
 const deeper = 9000
 
 func nested(open, close string, levels int) string {
 	return strings.Repeat(open, levels) + "1" + strings.Repeat(close, levels)
 }
 
-// freeCRD defines foos.x.example.com in these versions, without any known field.
+// freeCRD returns the CRD foos.x.example.com with these versions, whose schema names no field.
 func freeCRD(versions ...string) string {
 	var all []string
 	for i, v := range versions {
@@ -35,8 +35,8 @@ const (
 )
 
 // TestBodiesNestOnlySoDeep: a merge patch is applied level by level, and every level copies what is below it. On
-// e14eff4 one of 60 KB and 9,990 levels is applied (200) and takes 7.7 s and 1.1 GiB. One of 1 MB is 504 after 34 s and
-// goes on from there. All of these are accepted there, or refused only for their content.
+// e14eff4 a patch of 60 KB and 9,990 levels is applied (200), and takes 7.7 s and 1.1 GiB. One of 1 MB is answered 504
+// after 34 s, and goes on after that. All bodies here are accepted on e14eff4, or refused only for their content.
 func TestBodiesNestOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -80,8 +80,8 @@ func TestBodiesNestOnlySoDeep(t *testing.T) {
 	}
 }
 
-// Objects that nest as deep as any in use are accepted, read and written back as ever,
-// in every encoding. No sequence of patches makes one nest deeper than a body may.
+// Objects that nest as deep as any in use are still accepted, read and written back, in every encoding. No sequence of
+// patches makes an object nest deeper than a body may.
 func TestDeepObjectsAreServed(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

@@ -12,7 +12,8 @@ import (
 
 const (
 	protoV2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-	// openAPIMemory is the most bytes that the process may have held resident while it described 2,000 versions.
+	// openAPIMemory is the largest resident memory, in bytes, that the process may have while it describes 2,000
+	// versions.
 	openAPIMemory = 512 << 20
 )
 
@@ -21,7 +22,7 @@ const smallCRD = `{"metadata":{"name":"gadgets.small.example.com"},"spec":{"grou
 	`"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
 
 // A CRD of 2,000 versions costs neither memory nor time when a client asks for another description. After a change of
-// any CRD, e14eff4 made everything anew, in 20 to 60 s and 1 GiB, and answered 504.
+// any CRD, e14eff4 built all descriptions anew, in 20 to 60 s and with 1 GiB, and answered 504.
 func TestOpenAPIOfManyVersions(t *testing.T) {
 	s := serve(t, "watcher")
 	crds := "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

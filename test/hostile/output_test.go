@@ -20,7 +20,7 @@ import (
 )
 
 // TestPasswordsStayOutOfMessages: no message of a command holds a password that the command was given. On e14eff4
-// messages hold the password of NATS and the one in the URL of a bucket or of a watcher.
+// messages hold the password for NATS, and the one in the URL of a bucket or a watcher.
 func TestPasswordsStayOutOfMessages(t *testing.T) {
 	bucket := "file://" + t.TempDir()
 	for _, nats := range []string{
@@ -47,8 +47,8 @@ func TestPasswordsStayOutOfMessages(t *testing.T) {
 	}
 }
 
-// TestLogsHoldNoSecrets: the log holds no secrets, even at the
-// level at which every request is logged. This held on e14eff4 too.
+// TestLogsHoldNoSecrets: the process's log holds no secrets, even at the level at which every request is logged. This
+// held on e14eff4 too.
 func TestLogsHoldNoSecrets(t *testing.T) {
 	s := serve(t, "api", "--log-level", "debug")
 	s.must(admin, http.MethodPost, "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"a"},"stringData":{"a":"hush"}}`)
@@ -62,11 +62,11 @@ func TestLogsHoldNoSecrets(t *testing.T) {
 	require.NotContains(t, s.Output(), "Bearer")
 }
 
-// ugly is text of a tenant that a terminal obeys or does not show: escapes of 7 and
-// of 8 bits, a line of its own, text that runs backwards, characters without width.
+// ugly is a tenant's text that a terminal would obey or hide: escapes of 7 and of 8 bits, a line of its own, text that
+// runs backwards, and characters without width.
 const ugly = "\x1b]0;owned\a\u009b31m\nDELETED\t\u202egnp.exe\u2066\u200b\u2028\U000e0001"
 
-// harmless fails if a terminal would obey or hide anything but the ends of lines.
+// harmless fails if the text has anything that a terminal would obey or hide, except for the ends of lines.
 func harmless(t *testing.T, printed string) {
 	t.Helper()
 	for i, r := range printed {
@@ -74,9 +74,9 @@ func harmless(t *testing.T, printed string) {
 	}
 }
 
-// TestWhatTenantsWriteIsEscaped: an operator prints names, values and errors of a cell.
-// None of that is anything that a terminal obeys or hides. Documents have the same meaning
-// as without the escapes. On e14eff4 'inspect' and 'events' print all of it as it is.
+// TestWhatTenantsWriteIsEscaped: commands that print a cell's names, values and errors for an operator print nothing
+// that a terminal would obey or hide. Documents keep their meaning. On e14eff4 'inspect' and 'events' print everything
+// unchanged.
 func TestWhatTenantsWriteIsEscaped(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")

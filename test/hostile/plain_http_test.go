@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// outcome runs a command that ends by itself, and returns what it printed.
+// outcome runs a command to its end, and returns its output.
 func outcome(t *testing.T, args ...string) string {
 	t.Helper()
 	p := product.Run(t, args...)
@@ -27,8 +27,8 @@ func outcome(t *testing.T, args ...string) string {
 	return p.Output()
 }
 
-// TestTokensDoNotPassInClear: listening beyond loopback without TLS needs a flag that says it is meant. So does sending
-// clients to a watcher without TLS. On e14eff4 both are served without one.
+// TestTokensDoNotPassInClear: a process that listens beyond loopback without TLS needs a flag that allows it. So does
+// one that sends clients to a watcher without TLS. On e14eff4 both work without a flag.
 func TestTokensDoNotPassInClear(t *testing.T) {
 	c := newCell(t)
 	for _, command := range []string{"api", "watcher"} {
@@ -57,11 +57,11 @@ func TestTokensDoNotPassInClear(t *testing.T) {
 	c.serve("api", "--watcher-url", "http://127.0.0.1:80")
 }
 
-// TestALambdaListensNowhere: the platform ends TLS, whatever
-// the environment says of a listener. This held on e14eff4 too.
+// TestALambdaListensNowhere: as a Lambda function, the process opens no listener, whatever its flags say, because the
+// platform terminates TLS. This held on e14eff4 too.
 func TestALambdaListensNowhere(t *testing.T) {
 	c := newCell(t)
-	t.Setenv("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1") // nobody is there
+	t.Setenv("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1") // nothing listens there
 	printed := outcome(t, c.with("api", "--listen", "0.0.0.0:80", "--token-auth-file", c.tokens)...)
 	require.Contains(t, printed, "ask the runtime API for an invocation", "only the platform is missing")
 	require.NotContains(t, printed, "--insecure-plain-http")

@@ -66,7 +66,7 @@ func TestRightsAreNotEscalated(t *testing.T) {
 	}
 }
 
-// TestAnOpenWatchOutlivesItsRights: docs/security.md is right about open watches. This held on e14eff4 too.
+// TestAnOpenWatchOutlivesItsRights checks what docs/security.md says about open watches. This held on e14eff4 too.
 func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)
@@ -92,8 +92,8 @@ func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	require.Equal(t, "later", event.Object.Name)
 }
 
-// TestInsidesAreNotServed: nobody is served the process's insides, not even an administrator. Flags and status are for
-// those who may read them, and show no password.
+// TestInsidesAreNotServed: nobody, not even an administrator, can read the process's profiles and internals. Flags and
+// status are shown only to users with the right to read them, and show no password.
 func TestInsidesAreNotServed(t *testing.T) {
 	s := serve(t, "api")
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile", "/debug/flags/v", "/debug/vars", "/logs/", "/configz"} {
@@ -108,8 +108,8 @@ func TestInsidesAreNotServed(t *testing.T) {
 	require.Regexp(t, `(?m)^token-auth-file[:= ]+.+$`, flags)
 }
 
-// TestFilesAreTheirOwnersAlone: other users of the machine can
-// read nothing that a process writes. This held on e14eff4 too.
+// TestFilesAreTheirOwnersAlone: other users of the machine cannot read any file that a process writes. This held on
+// e14eff4 too.
 func TestFilesAreTheirOwnersAlone(t *testing.T) {
 	shared := t.TempDir()
 	dev := &target{t, product.Dev(t, filepath.Join(shared, "data"))}

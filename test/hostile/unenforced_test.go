@@ -12,8 +12,8 @@ import (
 )
 
 // TestWhatIsNotEnforcedSaysSo: a user who creates, updates or patches a flow schema or a priority level is warned each
-// time that it does nothing here. Where the type has conditions, one says so too. On e14eff4 all are
-// accepted without a word.
+// time that it has no effect here. If the type has conditions, one of them says the same. On e14eff4 all are accepted
+// without a warning.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
 	const flows = "/apis/flowcontrol.apiserver.k8s.io/v1/"
@@ -31,7 +31,7 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 			{http.MethodPatch, one, "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`},
 			{http.MethodPatch, object.path + "/b?fieldManager=me", "application/apply-patch+yaml", applied},
 		} {
-			if write.method == http.MethodPut { // now, when the object exists
+			if write.method == http.MethodPut { // the object exists now
 				write.body = string(s.must(admin, http.MethodGet, one, "").Body)
 			}
 			a := s.do(admin, write.method, write.path, write.contentType, write.body)
@@ -54,14 +54,14 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 			condition := meta.FindStatusCondition(object.Status.Conditions, "Enforced")
 			require.NotNil(t, condition, path)
 			require.Equal(t, metav1.ConditionFalse, condition.Status)
-			// An update without a change changes nothing.
+			// An update with the same content writes nothing.
 			require.NoError(t, json.Unmarshal(s.must(admin, http.MethodPut, path+name, string(found.Body)).Body, &after))
 			require.Equal(t, object.Metadata.ResourceVersion, after.Metadata.ResourceVersion)
 		}
 	}
 }
 
-// kindOf asks discovery.
+// kindOf reads the kind from discovery.
 func kindOf(t *testing.T, s *target, path string) string {
 	t.Helper()
 	version, resource, _ := strings.Cut(path, "/v1/")
@@ -77,8 +77,8 @@ func kindOf(t *testing.T, s *target, path string) string {
 	return ""
 }
 
-// TestPodSecurityIsEnforced: a namespace's labels make the server refuse Pods,
-// and warn of Pods that it would refuse. On e14eff4 the labels do nothing.
+// TestPodSecurityIsEnforced: a namespace's labels make the server refuse Pods, or warn about them. On e14eff4 the
+// labels do nothing.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	s := serve(t, "api")
 	namespace := func(name, label string) {
