@@ -22,8 +22,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAggregation: processes forward what is asked of a remote API server and show it the certificate of their flags.
-// The lifecycle says when the server can be reached, and kubectl works with what it serves.
+// TestAggregation: processes forward requests for a remote API server to it, and show it the client certificate of
+// their flags. The lifecycle writes whether the server can be reached, and kubectl works with the resources that it
+// serves.
 func TestAggregation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -92,7 +93,8 @@ spec: {group: wardle.example.com, version: v1, groupPriorityMinimum: 2000, versi
 	require.Contains(t, kubectl("", "get", "flunders", "--watch", "--output-watch-events", "--request-timeout=20s"), "ADDED", "through the watcher")
 }
 
-// serveFlunders serves one object for whoever shows the certificate. It returns the server's address and authorities.
+// serveFlunders serves one object to clients that show the certificate. It returns the server's address and
+// authorities.
 func serveFlunders(t *testing.T, proxy []byte) (address string, authorities []byte) {
 	const one = `{"apiVersion":"wardle.example.com/v1","kind":"Flunder","metadata":{"name":"one","uid":"1","resourceVersion":"1"}}`
 	shown, err := cert.ParseCertsPEM(proxy)
@@ -110,7 +112,7 @@ func serveFlunders(t *testing.T, proxy []byte) (address string, authorities []by
 		}
 		text, ok := answers[r.URL.Path]
 		if r.URL.Query().Get("watch") != "" {
-			text = `{"type":"ADDED","object":` + one + `}` // and that is all
+			text = `{"type":"ADDED","object":` + one + `}` // this watch has no other event
 		}
 		if !ok {
 			http.NotFound(w, r)

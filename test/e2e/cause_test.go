@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestHistoryNamesWhoDeletedTheNamespace: the history of what was in a namespace that a person has deleted names the
-// person, and to undo all that the person has done brings it back.
+// TestHistoryNamesWhoDeletedTheNamespace: a person deletes a namespace. The history of its objects names that person as
+// the one who deleted them, and an undo of all that the person has done brings them back.
 func TestHistoryNamesWhoDeletedTheNamespace(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory")

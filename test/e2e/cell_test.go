@@ -15,7 +15,7 @@ import (
 )
 
 // TestCellInTenCommands executes the commands with which docs/run/cell.md makes a cell. The nats-server runs in this
-// process, the ports are free ones, and kubectl waits until somebody listens.
+// process, the ports are replaced by free ones, and kubectl waits until the server listens.
 func TestCellInTenCommands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -42,7 +42,7 @@ kubectl() { until command kubectl "$@"; do kill -0 $!; done; }
 	require.Regexp(t, "kube-system +Active", string(out))
 }
 
-// TestInit: 'init' says what it made and what it found, and joins no log to a bucket of another cell.
+// TestInit: 'init' says what it made and what it found, and refuses to join a log to another cell's bucket.
 func TestInit(t *testing.T) {
 	folder := t.TempDir()
 	nats := eventlogtest.Run(t, t.TempDir()).ClientURL()
@@ -59,7 +59,7 @@ func TestInit(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(folder, "wrong/logplane/root"))
 }
 
-// freeAddress is a loopback address that nobody listens on.
+// freeAddress returns a loopback address that is not in use.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,7 +68,7 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// TestBootstrapElsewhere: the binary of a function says what is missing where no platform runs it.
+// TestBootstrapElsewhere: where no Lambda platform runs a function's binary, it says what is missing.
 func TestBootstrapElsewhere(t *testing.T) {
 	bootstrap := filepath.Join(t.TempDir(), "bootstrap")
 	require.NoError(t, os.Symlink(product.Logplane(t), bootstrap))

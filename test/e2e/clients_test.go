@@ -72,22 +72,22 @@ func widget(name string, spec map[string]any) *unstructured.Unstructured {
 	}}
 }
 
-// asJSON is an object as a client sees it, in one form for all representations, so that they can be compared.
+// asJSON returns an object as a client sees it. The text is the same for all representations, so texts can be compared.
 func asJSON(t testing.TB, object runtime.Object) string {
 	t.Helper()
 	text, err := json.Marshal(object)
 	require.NoError(t, err)
 	var fields map[string]any
 	require.NoError(t, json.Unmarshal(text, &fields))
-	delete(fields, "apiVersion") // typed clients leave both empty
+	delete(fields, "apiVersion") // typed clients leave this and 'kind' empty
 	delete(fields, "kind")
 	text, err = json.Marshal(fields)
 	require.NoError(t, err)
 	return string(text)
 }
 
-// TestRepresentationsAgree reads the same objects through the typed client in protobuf and the dynamic one
-// in JSON and in CBOR. It runs alone: what it switches on is for all clients of the process.
+// TestRepresentationsAgree reads the same objects through the typed client in protobuf and the dynamic one in JSON and
+// in CBOR. It does not run in parallel with other tests: it turns on a feature for all clients of this process.
 func TestRepresentationsAgree(t *testing.T) {
 	server := product.Dev(t, t.TempDir(), "--in-memory")
 	config, typed, asDynamic := clientsFor(t, server.URL())
@@ -144,7 +144,7 @@ func TestOptimisticIncrements(t *testing.T) {
 	increment(t, increments, typed)
 }
 
-// increment adds up to total in one object from several writers spread over the clients.
+// increment adds up to total in one object. Several writers, spread over the clients, do it at once.
 func increment(t testing.TB, total int, through ...kubernetes.Interface) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -186,7 +186,8 @@ const (
 	incrementers = 8
 )
 
-// incrementOnce reads, adds one and updates with the resourceVersion that it read, until nobody writes in between.
+// incrementOnce reads, adds one, and updates with the resourceVersion that it read. It tries again until nobody else
+// writes in between.
 func incrementOnce(ctx context.Context, client kubernetes.Interface) error {
 	for {
 		counter, err := client.CoreV1().ConfigMaps("default").Get(ctx, "counter", metav1.GetOptions{})
@@ -205,7 +206,7 @@ func incrementOnce(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// TestPatchTypesOverHTTP sends each patch type at the same object and reads the result back.
+// TestPatchTypesOverHTTP sends a patch of each type for the same object, and reads the result back.
 func TestPatchTypesOverHTTP(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory")

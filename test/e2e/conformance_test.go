@@ -20,14 +20,13 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// notConformed are the conformance tests that are not run, one a line, below why not.
-//
+// notConformed are the conformance tests that are not run, one a line, each group below the reason.
 //go:embed testdata/conformance.txt
 var notConformed string
 
-// TestConformance runs upstream's conformance tests, without those that need a container to run, against 'api' and
-// 'watcher' processes, with upstream's controllers and with nodes that kwok plays. 'make conformance' builds them.
-// CONFORMANCE is a regular expression of those to run, instead of all.
+// TestConformance runs upstream's conformance tests, except those that need real containers, against 'api' and
+// 'watcher' processes, with upstream's controllers and with nodes that kwok simulates. 'make conformance' builds the
+// tests. CONFORMANCE is a regular expression that selects tests; without it all run.
 func TestConformance(t *testing.T) {
 	tests, err := filepath.Abs("../../bin/conformance/e2e.test")
 	require.NoError(t, err)
@@ -36,7 +35,7 @@ func TestConformance(t *testing.T) {
 	}
 	folder, err := filepath.Abs("../../bin/controllers")
 	require.NoError(t, err)
-	// One test waits until a continue token has expired, for at most ten minutes.
+	// One test waits for at most ten minutes until a continue token expires, so retention is short.
 	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s")
 	c.nodes(3)
 	c.eventually(t, "Pods can go to the nodes", func(ctx context.Context) bool {
@@ -63,8 +62,8 @@ func TestConformance(t *testing.T) {
 	require.NoError(t, command.Run())
 }
 
-// stagesOfConformance is what kwok does here: Pods run, and go when they are deleted. Those of Jobs end if their
-// container does nothing else.
+// stagesOfConformance returns how kwok's simulation proceeds here: Pods run, and are removed once they are deleted.
+// Pods of Jobs end only if their container would exit at once.
 func stagesOfConformance(t *testing.T, folder string) string {
 	text, err := os.ReadFile(filepath.Join(folder, "stages.yaml"))
 	require.NoError(t, err)

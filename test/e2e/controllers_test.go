@@ -27,12 +27,13 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// controllersTimeout bounds each step with upstream's controllers.
+// controllersTimeout bounds each wait for upstream's controllers.
 const controllersTimeout = 3 * time.Minute
 
-// TestControllers runs upstream's controller manager and scheduler, and kwok, which plays nodes, against 'api' and
-// 'watcher' processes over HTTPS. Each has a token and the rights of its own. Workloads do as upstream documents, our
-// log has no error, and our lifecycle collects garbage beside upstream's collector. 'make controllers' builds them.
+// TestControllers runs upstream's controller manager and scheduler, and kwok, which simulates nodes, against 'api' and
+// 'watcher' processes over HTTPS. Each has its own token and rights. Workloads behave as upstream documents, Logplane's
+// processes log no error, and its lifecycle collects garbage beside upstream's collector. 'make controllers' builds the
+// controllers.
 func TestControllers(t *testing.T) {
 	folder, err := filepath.Abs("../../bin/controllers")
 	require.NoError(t, err)
@@ -49,21 +50,21 @@ func TestControllers(t *testing.T) {
 		{"autoscaler", c.autoscaler}, {"drain", c.drain}, {"namespace", c.namespace},
 	} {
 		if !t.Run(step.name, step.run) {
-			return // the next ones would wait, too
+			return // the following tests would wait in vain, too
 		}
 	}
 	c.cell.NoErrors()
 }
 
-// controlled is a cell with controllers.
+// controlled is a cell with upstream's controllers.
 type controlled struct {
 	*testing.T
 	cell   *product.Cell
 	client *kubernetes.Clientset
 }
 
-// newControlled runs a cell whose projector has the flags, and the controllers with tokens of their own. The stages are
-// what kwok does.
+// newControlled runs a cell whose projector has the flags, and the controllers with their own tokens. stages tells kwok
+// how its simulation proceeds.
 func newControlled(t *testing.T, binaries, stages string, flags ...string) *controlled {
 	t.Helper()
 	cell := product.RunCell(t, "manager,system:kube-controller-manager,1\nscheduler,system:kube-scheduler,2\nkwok,kwok,3\n", flags...)
@@ -76,7 +77,8 @@ func newControlled(t *testing.T, binaries, stages string, flags ...string) *cont
 		"--service-account-private-key-file", cell.SigningKey, "--root-ca-file", cell.Authority, "--secure-port=0")
 	start("kube-scheduler", "--kubeconfig", cell.Kubeconfig("scheduler"), "--leader-elect=false", "--secure-port=0")
 	start("kwok", "--kubeconfig", cell.Kubeconfig("kwok"), "--manage-all-nodes", "--node-ip=10.1.0.1",
-		"--node-lease-duration-seconds=40", "--config", stages) // without leases all nodes are lost after minutes
+		// without leases all nodes are taken for lost after minutes
+		"--node-lease-duration-seconds=40", "--config", stages)
 	return c
 }
 
@@ -95,7 +97,7 @@ func (c *controlled) grantKwok(binaries string) {
 	require.NoError(c, err)
 }
 
-// eventually asks again with each change of the objects that list watches, until the condition holds.
+// eventually checks the condition after each change of a Pod, and each second, until it holds.
 func (c *controlled) eventually(t *testing.T, what string, condition func(context.Context) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), controllersTimeout)
@@ -106,7 +108,7 @@ func (c *controlled) eventually(t *testing.T, what string, condition func(contex
 		}
 		changes, err := c.client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{TimeoutSeconds: new(int64(1))})
 		require.NoError(t, err)
-		<-changes.ResultChan() // a Pod that changes, or a second
+		<-changes.ResultChan() // until a Pod changes, or a second has passed
 		changes.Stop()
 	}
 	t.Fatalf("after %s: not yet: %s", controllersTimeout, what)
@@ -134,7 +136,7 @@ func selects(app string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
 }
 
-// pods are the running Pods of an app.
+// pods returns the running Pods of an app.
 func (c *controlled) pods(ctx context.Context, app string) []corev1.Pod {
 	list, err := c.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	require.NoError(c, err)
@@ -249,7 +251,7 @@ func (c *controlled) cronJob(t *testing.T) {
 	})
 }
 
-// autoscaler: without a metrics server the autoscaler says that it cannot scale.
+// autoscaler: without a metrics server, the autoscaler reports that it cannot scale.
 func (c *controlled) autoscaler(t *testing.T) {
 	_, err := c.client.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "scaled"}, Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(2)), Selector: selects("scaled"), Template: template("scaled", "one")}}, metav1.CreateOptions{})
@@ -270,7 +272,7 @@ func (c *controlled) autoscaler(t *testing.T) {
 	})
 }
 
-// drain moves the Pods of a node by evictions, as kubectl does.
+// drain evicts the Pods of a node, as kubectl does.
 func (c *controlled) drain(t *testing.T) {
 	ctx := t.Context()
 	c.eventually(t, "two run", func(ctx context.Context) bool { return len(c.pods(ctx, "scaled")) == 2 })
@@ -288,7 +290,7 @@ func (c *controlled) drain(t *testing.T) {
 	})
 }
 
-// namespace: our lifecycle and upstream's controllers empty it together.
+// namespace: Logplane's lifecycle and upstream's controllers empty a namespace together.
 func (c *controlled) namespace(t *testing.T) {
 	ctx := t.Context()
 	_, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "both"}}, metav1.CreateOptions{})

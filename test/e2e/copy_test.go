@@ -14,9 +14,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// The log is lost with its servers, and the bucket is read-only from then on. As docs/run/copy.md says, a new cell
-// is made of it, with a log of its own: what was committed is there, revisions go on above all that was ever seen, and
-// an old revision is 410.
+// The log and its servers are lost, and from then on the bucket is read-only. As docs/run/copy.md says, a new cell is
+// made from the bucket, with a new log. Committed objects are there, new revisions are above all that were ever seen,
+// and an old revision is answered 410.
 func TestRestoreWithoutTheLog(t *testing.T) {
 	folder := t.TempDir()
 	old, renewed := filepath.Join(folder, "old"), filepath.Join(folder, "new")
@@ -40,7 +40,8 @@ func TestRestoreWithoutTheLog(t *testing.T) {
 	first, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), config("1"), metav1.CreateOptions{})
 	require.NoError(t, err)
 	run(append([]string{"projector", "--once"}, where...)...)
-	gone, err := client.CoreV1().ConfigMaps("default").Update(t.Context(), config("2"), metav1.UpdateOptions{}) // only the log has this
+	// only the log has this update
+	gone, err := client.CoreV1().ConfigMaps("default").Update(t.Context(), config("2"), metav1.UpdateOptions{})
 	require.NoError(t, err)
 	api.Stop()
 	lost.Shutdown()

@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestInitMakesCredentials: a cell serves with the flags that 'init --credentials' prints. Its kubeconfig is an
-// administrator's, its authority signs the certificates of others, and its key the tokens of service accounts.
+// TestInitMakesCredentials: a cell serves with the flags that 'init --credentials' prints. The printed kubeconfig is an
+// administrator's, the authority signs client certificates, and the key signs tokens of service accounts.
 func TestInitMakesCredentials(t *testing.T) {
 	if testing.Short() {
 		t.Skip("several processes")

@@ -24,7 +24,7 @@ var (
 	word     = regexp.MustCompile(`\w+`)
 )
 
-// Every metric and label that the dashboard shows exists in a cell that was used. Prometheus adds 'job' and 'instance'.
+// Every metric and label that the dashboard uses exists in a cell after some use. Prometheus adds 'job' and 'instance'.
 func TestDashboard(t *testing.T) {
 	server := product.Dev(t, t.TempDir())
 	_, client, _ := clientsFor(t, server.URL())

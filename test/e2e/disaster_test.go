@@ -33,15 +33,16 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// disasterPatience bounds each wait of the test. A reflector whose kind is not served asks again after seconds.
+// disasterPatience bounds each wait of the test. A reflector whose kind is not served tries again only after seconds.
 const disasterPatience = 2 * time.Minute
 
-// TestDisasterUnderControllers: a namespace of 300 objects, with owners, finalizers and addresses, and a definition of
-// some of them are deleted and restored, while informers follow all of it and a controller works on it. Everything is
-// as it was, but for uids; the informers have what a list has, and the controller is content.
+// TestDisasterUnderControllers: a namespace of 300 objects, with owners, finalizers and addresses, and the CRD of some
+// of them are deleted and restored, while informers follow all of it and a controller works on it. Afterwards
+// everything is as before except for uids, the informers hold the objects that a list returns, and the controller has
+// nothing left to do.
 //
-// No informer lists again, except one: what is deleted with its definition has no API for a while. A reflector that
-// is told so, as by kube-apiserver, gives up its watch, and lists once when the definition is back.
+// Only one informer lists again: the objects that are deleted with their CRD have no API for a while. The server tells
+// the reflector so, as kube-apiserver does. The reflector gives up its watch, and lists once after the CRD is back.
 func TestDisasterUnderControllers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -89,7 +90,7 @@ func TestDisasterUnderControllers(t *testing.T) {
 	runs := 1
 	d.until("everything is restored", func() error {
 		runs++
-		if said, code = logplane(t, restore...); code != 0 { // the controller has written what was to be written
+		if said, code = logplane(t, restore...); code != 0 { // the controller was faster than the restore: run it again
 			return errors.New(said)
 		}
 		return nil
@@ -117,12 +118,12 @@ var (
 	gadgets    = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 )
 
-// ruins are the kinds that are in the namespace, and how many of each.
+// ruins are the kinds of objects in the namespace, and how many there are of each.
 var ruins = []struct {
 	schema.GroupVersionResource
 	kind   string
 	n      int
-	owner  string // of its objects, each of which owns as many as there are for one of them
+	owner  string // the kind of the objects' owners; all owners have equally many of them
 	fields string
 }{
 	{schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}, "ServiceAccount", 10, "", `"automountServiceAccountToken":false`},
@@ -137,19 +138,19 @@ var ruins = []struct {
 	{schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}, "RoleBinding", 10, "",
 		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"role-0"},"subjects":[{"kind":"User","name":"alice","apiGroup":"rbac.authorization.k8s.io"}]`},
 	{gadgets, "Gadget", 30, "", `"spec":{"size":1}`},
-	{widgets, "Widget", 40, "", `"spec":{"size":1}`}, // and a ConfigMap for each
+	{widgets, "Widget", 40, "", `"spec":{"size":1}`}, // and the controller makes a ConfigMap for each
 }
 
 const selectsA = `"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`
 
-// disaster is what happens to the namespace.
+// disaster is the state of the test.
 type disaster struct {
 	*testing.T
 	url    string
 	client *dynamic.DynamicClient
 
 	mu    sync.Mutex
-	lists map[string]int // mu; by resource, how many the informers were answered
+	lists map[string]int // mu; by resource, how many lists the informers got
 }
 
 // until waits for a condition.
@@ -167,7 +168,7 @@ func (d *disaster) until(what string, condition func() error) {
 	}
 }
 
-// follow starts informers that count their lists, and returns when they have begun.
+// follow starts informers that count their lists, and returns once they are synced.
 func (d *disaster) follow(url string) map[schema.GroupVersionResource]cache.SharedIndexInformer {
 	d.Helper()
 	config := &rest.Config{Host: url, QPS: -1}
@@ -189,7 +190,7 @@ func (d *disaster) follow(url string) map[schema.GroupVersionResource]cache.Shar
 	return informers
 }
 
-// counting counts what a reflector begins with: a list, or a watch that begins with all objects.
+// counting counts how a reflector begins: with a list, or with a watch that begins with all objects.
 type counting struct {
 	http.RoundTripper
 	*disaster
@@ -215,7 +216,7 @@ func (d *disaster) listed() map[string]int {
 	return maps.Clone(d.lists)
 }
 
-// fill makes the namespace and what is in it.
+// fill makes the namespace and its objects.
 func (d *disaster) fill() {
 	d.Helper()
 	create := func(kind schema.GroupVersionResource, text string) (*unstructured.Unstructured, error) {
@@ -254,7 +255,7 @@ func (d *disaster) fill() {
 	}
 }
 
-// all is what the API lists of a kind.
+// all lists the objects of a kind.
 func (d *disaster) all(kind schema.GroupVersionResource) *unstructured.UnstructuredList {
 	d.Helper()
 	list, err := d.client.Resource(kind).Namespace(disasterNamespace).List(d.Context(), metav1.ListOptions{})
@@ -262,7 +263,7 @@ func (d *disaster) all(kind schema.GroupVersionResource) *unstructured.Unstructu
 	return list
 }
 
-// settle waits until the controller is content, and the informers have what a list has.
+// settle waits until the controller has nothing left to do, and the informers hold the objects that a list returns.
 func (d *disaster) settle(informers map[schema.GroupVersionResource]cache.SharedIndexInformer) {
 	d.Helper()
 	d.until("the controller is content", func() error {
@@ -305,8 +306,8 @@ func (d *disaster) settle(informers map[schema.GroupVersionResource]cache.Shared
 	})
 }
 
-// content is all that is in the namespace, without what another life of an object has of its own, and a revision at
-// which that is so. Owners must be those that are there.
+// content returns all objects of the namespace, without the fields that differ after an object was made again, and a
+// revision at which they were so. Owners must exist.
 func (d *disaster) content() (all map[string]any, revision string) {
 	d.Helper()
 	all = map[string]any{}
@@ -337,7 +338,7 @@ func (d *disaster) content() (all map[string]any, revision string) {
 		for _, reference := range references {
 			delete(reference.(map[string]any), "uid")
 		}
-		if object.GetKind() != "Widget" { // whose status the controller writes
+		if object.GetKind() != "Widget" { // the controller writes a Widget's status
 			delete(fields, "status")
 		}
 		all[name] = fields
@@ -359,8 +360,8 @@ func logplane(t *testing.T, args ...string) (said string, code int) {
 	return string(out), command.ProcessState.ExitCode()
 }
 
-// keeper is a controller as others write them: it works from informers, and does again what is refused. Each widget has
-// its finalizer, a ConfigMap that it owns and that has its size, and a status that says so.
+// keeper is a typical controller: it works from informers, and tries again what is refused. Each widget gets a
+// finalizer, a ConfigMap that it owns and that holds its size, and a status with that size.
 type keeper struct {
 	client              *dynamic.DynamicClient
 	widgets, configMaps cache.Indexer
@@ -369,7 +370,7 @@ type keeper struct {
 
 const keepers = "example.com/keeper"
 
-// runKeeper runs one until the test ends.
+// runKeeper runs a keeper until the test ends.
 func runKeeper(t *testing.T, url string, widgets, configMaps cache.SharedIndexInformer) {
 	t.Helper()
 	_, _, client := clientsFor(t, url)
@@ -403,7 +404,7 @@ func runKeeper(t *testing.T, url string, widgets, configMaps cache.SharedIndexIn
 	t.Cleanup(k.queue.ShutDown)
 }
 
-// content says what is not as the keeper wants it.
+// content returns an error if a widget or its ConfigMap is not as the keeper wants it.
 func content(widget, kept *unstructured.Unstructured) error {
 	size, _, _ := unstructured.NestedInt64(widget.Object, "spec", "size")
 	seen, _, _ := unstructured.NestedInt64(widget.Object, "status", "size")
@@ -456,7 +457,7 @@ func (k *keeper) reconcile(ctx context.Context, key string) error {
 	return err
 }
 
-// keep makes the widget's ConfigMap as it shall be.
+// keep creates or updates the widget's ConfigMap.
 func (k *keeper) keep(ctx context.Context, widget *unstructured.Unstructured) error {
 	size, _, _ := unstructured.NestedInt64(widget.Object, "spec", "size")
 	wanted := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "data": map[string]any{"size": fmt.Sprint(size)}}}

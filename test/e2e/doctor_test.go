@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/test/servers"
 )
 
-// doctor runs 'logplane doctor' and returns its exit code and what it said.
+// doctor runs 'logplane doctor', and returns its exit code and its output.
 func doctor(t *testing.T, flags ...string) (code int, said string) {
 	t.Helper()
 	p := product.Run(t, append([]string{"doctor"}, flags...)...)
@@ -26,7 +26,7 @@ func doctor(t *testing.T, flags ...string) (code int, said string) {
 	return p.Cmd.ProcessState.ExitCode(), p.Output()
 }
 
-// The doctor sees what is well, and each thing that is not, and leaves nothing.
+// The doctor reports what is right and each thing that is wrong, and leaves nothing behind.
 func TestDoctor(t *testing.T) {
 	monitored := func(change func(*server.Options)) (*server.Server, []string) {
 		s := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) {
@@ -88,7 +88,7 @@ func TestDoctor(t *testing.T) {
 	require.Regexp(t, `(?m)^ok +bucket `, said)
 }
 
-// A cell's clock that is ahead is seen by the doctor, and set back by an operator.
+// If a cell's clock is ahead, the doctor notices, and an operator can set it back.
 func TestClockIsSetBack(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())
 	folder := t.TempDir()
@@ -96,7 +96,7 @@ func TestClockIsSetBack(t *testing.T) {
 	name := filepath.Join(folder, "logplane", "root")
 	root, err := os.ReadFile(name)
 	require.NoError(t, err)
-	fields := map[int]cbor.RawMessage{} // docs/format.md: 12 bytes, then a map, in which the clock is key 5
+	fields := map[int]cbor.RawMessage{} // docs/format.md: 12 bytes, and a map, in which the clock is key 5
 	require.NoError(t, cbor.Unmarshal(root[12:], &fields))
 	fields[5], err = cbor.Marshal(time.Now().Add(48 * time.Hour).UnixNano())
 	require.NoError(t, err)

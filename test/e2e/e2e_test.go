@@ -4,7 +4,7 @@ package e2e
 
 import "time"
 
-// startTimeout is generous: the race build starts in about a second, and in several on a busy machine.
+// startTimeout is generous: the race build starts in about a second, but takes several on a busy machine.
 const startTimeout = 60 * time.Second
 
 // kubeconfig is the file that 'logplane dev' writes into its folder.

@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestEventsForSubscribers: where only subscribers are let in, 'logplane events'
-// says so before its deadline. Nobody answers a client that may not ask.
+// TestEventsForSubscribers: on a server that lets only subscribers in, 'logplane events' says so before its deadline.
+// Such a server does not answer the command's requests at all.
 func TestEventsForSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
@@ -32,8 +32,8 @@ func TestEventsForSubscribers(t *testing.T) {
 	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.Output())
 }
 
-// TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, and prints the
-// past and what comes. It goes on when dev is started again after a kill. Where nothing can be read it says why.
+// TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, and prints past
+// and new events. It goes on when dev is started again after a kill. If it cannot read, it says why.
 func TestEventsOfARunningDev(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -87,14 +87,14 @@ func TestEventsOfARunningDev(t *testing.T) {
 	says("the API does not tell the log's events", "--kubeconfig", other)
 }
 
-// TestEvents: 'logplane events' prints what happened to which objects, in one namespace, from a revision on. It does
-// not print void events. It says when the cell has forgotten the revision.
+// TestEvents: 'logplane events' prints which objects of a namespace changed, and how, from a revision on. It does not
+// print void events. If the cell no longer has the revision, it says so.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	conn, folder := eventlogtest.Start(t), t.TempDir()
 	where := product.Init(t, conn.ConnectedUrl(), folder)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
-	authors := map[eventlog.Op]eventlog.Author{ // nobody has deleted
+	authors := map[eventlog.Op]eventlog.Author{ // no author for the deletion
 		eventlog.Added: {User: "ann"}, eventlog.Modified: {User: "ann", As: "bob", Agent: "kubectl"},
 	}
 	write := func(op eventlog.Op, namespace string, base, precondition eventlog.Revision) eventlog.Revision {
@@ -120,7 +120,7 @@ func TestEvents(t *testing.T) {
 	}
 	expected := []string{fmt.Sprintf("%d MODIFIED deployments.apps ours/web by ann as bob", past)}
 	require.Equal(t, expected, lines(1))
-	lost := write(eventlog.Added, "ours", 0, past) // the object exists
+	lost := write(eventlog.Added, "ours", 0, past) // void, since the object exists
 	last := write(eventlog.Deleted, "ours", past, lost)
 	expected = append(expected, fmt.Sprintf("%d DELETED deployments.apps ours/web by unknown", last))
 	require.Equal(t, expected, lines(2))

@@ -40,8 +40,8 @@ func TestExamplesAreDocumented(t *testing.T) {
 	require.NotZero(t, shown)
 }
 
-// TestExamples builds each example as its reader would and runs it against 'logplane dev'. The example that resumes is
-// away while objects change, and then goes on where it was.
+// TestExamples builds each example as its reader would, and runs it against 'logplane dev'. The example that resumes is
+// stopped while objects change, and then goes on where it was.
 func TestExamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the examples")
@@ -63,7 +63,7 @@ func TestExamples(t *testing.T) {
 	require.Equal(t, "dev.logplane.object.added /configmaps/tour/seen revision "+seen.ResourceVersion, alone.next())
 	const event = "dev.logplane.object.added /clusters/main /configmaps/tour/seen application/vnd.kubernetes.protobuf "
 	both := []string{events.next(), events.next()}
-	slices.Sort(both) // the body comes by another way
+	slices.Sort(both) // the body arrives on another way, so the order varies
 	require.Equal(t, event+"0 bytes", both[0])
 	require.Regexp(t, "^"+event+"[0-9]+ bytes$", both[1])
 	require.NotEqual(t, both[0], both[1])
@@ -97,7 +97,7 @@ type example struct {
 	lines chan string
 }
 
-// runExample builds with the product's settings, so that nothing is compiled twice.
+// runExample builds an example with the product's settings, so that nothing is compiled twice, and starts it.
 func runExample(t *testing.T, name string, environment []string) *example {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -132,16 +132,16 @@ func (e *example) next() string {
 	return line
 }
 
-// interrupt ends it as a user would.
+// interrupt stops the example as a user would.
 func (e *example) interrupt() {
 	e.t.Helper()
 	require.NoError(e.t, e.cmd.Process.Signal(os.Interrupt))
-	for range e.lines { // it closes its output when it ends
+	for range e.lines { // until the output is closed, at the example's end
 	}
 	require.NoError(e.t, e.cmd.Wait())
 }
 
-// TestDevSubscribers: a client of --events-listen can neither write to the log nor send JetStream requests for it.
+// TestDevSubscribers: a client of --events-listen can neither write to the log nor send it JetStream requests.
 func TestDevSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory", "--events-listen", "127.0.0.1:0")

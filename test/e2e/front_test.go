@@ -16,9 +16,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestFront: clients with a token need one address, and no redirect, for everything. A watch through the front tells
-// what is written through it. It ends when the watcher drains, as without a front, and the watcher ends with it. A
-// stranger gets no further than to an api.
+// TestFront: through the front, clients with a token need one address for everything, and no redirect. A watch through
+// the front shows writes through the front. It ends when the watcher drains, as without a front, and then the watcher
+// ends, too. A stranger is refused by an api.
 func TestFront(t *testing.T) {
 	t.Parallel()
 	cell := product.RunCell(t, "")
@@ -58,7 +58,7 @@ func TestFront(t *testing.T) {
 	run("api-resources")
 
 	watcher.Stop()
-	for lines.Scan() { // kubectl ends with its watch
+	for lines.Scan() { // until kubectl ends, with its watch
 	}
 	require.NoError(t, watching.Wait(), said.String())
 	require.NotContains(t, said.String(), `status="307`)

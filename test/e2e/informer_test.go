@@ -31,8 +31,8 @@ const (
 	informerObjects = 50 // per writer
 )
 
-// TestInformers: two SharedInformers, on pods and on a custom resource, see 10,000
-// random changes from four writers. None is lost, repeated or out of order.
+// TestInformers: two SharedInformers, on pods and on a custom resource, see 10,000 random changes from four writers. No
+// change is lost, repeated or out of order.
 func TestInformers(t *testing.T) {
 	t.Parallel()
 	changes := informerChanges
@@ -78,7 +78,7 @@ func TestInformers(t *testing.T) {
 	require.Equal(t, total(written, 1), seenWidgets.count(), "widget events")
 }
 
-// expectation holds, for each name, the revisions that its writer was acknowledged, in order.
+// expectation holds, for each name, the revisions that its writer got, in order.
 type expectation struct{ revisions map[string][]uint64 }
 
 func newExpectation() *expectation { return &expectation{revisions: map[string][]uint64{}} }
@@ -180,12 +180,12 @@ func annotate(value string) []byte {
 
 func isConflict(err error) bool { return apierrors.IsConflict(err) }
 
-// recording is what an informer delivered: the revisions of each name in order, 0 for a deletion.
+// recording is what an informer delivered: the revisions of each name, in order; 0 stands for a deletion.
 type recording struct {
 	mu   sync.Mutex
 	seen map[string][]uint64 // guarded by mu
-	// deleting counts the changes that only mark a pod as being deleted. Upstream writes one before it removes a pod,
-	// even with a grace period of 0, and reports its revision to nobody.
+	// deleting counts the changes that only mark a pod as being deleted. Upstream makes such a change before it removes
+	// a pod, even with a grace period of 0, and tells its revision to no client.
 	deleting map[string]int // guarded by mu
 	changed  *sync.Cond
 }
@@ -234,8 +234,8 @@ func (r *recording) count() int {
 	return n
 }
 
-// waitFor returns when as many events of every name have come as the
-// writer made. It requires them to be the same, in the same order.
+// waitFor waits until as many events of every name have come as its writer made. It requires them to be the same, in
+// the same order.
 func (r *recording) waitFor(ctx context.Context, t *testing.T, e *expectation) {
 	t.Helper()
 	defer context.AfterFunc(ctx, r.changed.Broadcast)()

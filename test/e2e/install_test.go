@@ -15,14 +15,14 @@ import (
 )
 
 // TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module comes from a folder
-// that is laid out like a module proxy. Its dependencies come from where they always do. They are compiled with the
-// settings of 'make build', so that Kubernetes is not compiled again for this test.
+// that is laid out like a module proxy; its dependencies come from where they always do. The settings are those of
+// 'make build', so that Kubernetes is not compiled again for this test.
 func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")
 	}
 	t.Parallel()
-	// Go takes a version's content for immutable and remembers it, so each run is another version.
+	// Go takes a version's content for immutable and remembers it, so each run needs a new version.
 	version := fmt.Sprintf("v0.0.%d-test", time.Now().UnixNano())
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func goenv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// serveModule writes a module proxy's answers: the files that git knows, without nested modules.
+// serveModule writes the answers of a module proxy: an archive of the files that git knows, without nested modules.
 func serveModule(t *testing.T, root, folder, version string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(folder, 0o755))

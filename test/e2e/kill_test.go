@@ -24,8 +24,8 @@ const (
 	killWriters = 4
 )
 
-// TestKill kills 'logplane dev' at random moments under load, 50 times on one folder. Every acknowledged
-// write is there afterwards and no resourceVersion is ever given twice (invariants 1, 6 and 9).
+// TestKill kills 'logplane dev' at random moments under load, 50 times on one folder. Every acknowledged write is there
+// afterwards, and no resourceVersion is ever given twice (invariants 1, 6 and 9).
 func TestKill(t *testing.T) {
 	t.Parallel()
 	rounds := kills
@@ -47,8 +47,8 @@ func TestKill(t *testing.T) {
 // journal is what the server has acknowledged.
 type journal struct {
 	mu        sync.Mutex
-	latest    map[string]string // guarded by mu: name to the value last acknowledged
-	revisions map[string]string // guarded by mu: every resourceVersion to the write that got it
+	latest    map[string]string // guarded by mu: the value last acknowledged, by name
+	revisions map[string]string // guarded by mu: the write that got it, by resourceVersion
 	repeated  []string          // guarded by mu
 }
 
@@ -63,8 +63,8 @@ func (j *journal) acknowledge(object *corev1.ConfigMap) {
 	j.latest[object.Name] = object.Data["value"]
 }
 
-// writeUntilKilled creates and updates objects from several writers, and kills the server after a while. Each writer
-// owns its names, so the last acknowledged value must be there. The one write in flight at the kill may or may not be.
+// writeUntilKilled creates and updates objects from several writers, and kills the server after a while. Each name has
+// only one writer, so the last acknowledged value must be there. The one write in flight at the kill may or may not be.
 func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round int, after time.Duration) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL(), QPS: -1})
@@ -105,8 +105,8 @@ func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round i
 	writers.Wait()
 }
 
-// verify reads everything and compares it with what was acknowledged. A value that is one write ahead of the last
-// acknowledged one comes from the write in flight at a kill.
+// verify reads everything, and compares it with what was acknowledged. A value may be one write ahead of the last
+// acknowledged one: that write was in flight at a kill.
 func verify(t *testing.T, url string, j *journal, when string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1})

@@ -54,7 +54,7 @@ spec:
 }
 
 // TestKubelet: kubectl logs, exec, attach, port-forward and proxies reach a node whose kubelet streams with upstream's
-// own code. They end when the process that relays them stops.
+// own code. The streams end when the process that relays them stops.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -153,7 +153,7 @@ subsets: [{addresses: [{ip: %[1]s, targetRef: {kind: Pod, namespace: default, na
 	_ = refused.Body.Close()
 	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode, "two streams are open")
 	server.Stop()
-	_ = follow.Wait() // its stream has ended
+	_ = follow.Wait() // its stream has ended, so it ends too
 }
 
 // firstLine starts a command and returns the first line that it prints. The command ends with the test.
@@ -171,8 +171,8 @@ func firstLine(t *testing.T, command *exec.Cmd) string {
 	return string(line)
 }
 
-// serveKubelet serves containers that are processes of this machine for whoever shows the certificate. It returns the
-// address and the authorities of its certificate.
+// serveKubelet serves containers, which are processes of this machine, to clients that show the certificate. It returns
+// its address and the authorities of its own certificate.
 func serveKubelet(t *testing.T, client []byte) (address string, authorities []byte) {
 	known, err := cert.ParseCertsPEM(client)
 	require.NoError(t, err)
@@ -207,7 +207,7 @@ func serveKubelet(t *testing.T, client []byte) (address string, authorities []by
 		portforward.ServePortForward(w, r, containers{}, r.PathValue("pod"), "", nil, time.Minute, time.Minute, portforward.SupportedProtocols)
 	})
 	return product.ServeTLS(t, "node-1", tls.RequestClientCert, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		proxied := r.URL.Path == "/healthz" // what runs in a Pod knows no API server
+		proxied := r.URL.Path == "/healthz" // a program in a Pod does not check the API server's certificate
 		if !proxied && (len(r.TLS.PeerCertificates) == 0 || !bytes.Equal(r.TLS.PeerCertificates[0].Raw, known[0].Raw)) {
 			http.Error(w, "a stranger", http.StatusUnauthorized)
 			return
@@ -216,7 +216,7 @@ func serveKubelet(t *testing.T, client []byte) (address string, authorities []by
 	}))
 }
 
-// containers run commands on this machine. What they are sent comes back.
+// containers run commands on this machine. Their streams echo the input.
 type containers struct{}
 
 // ExecInContainer implements remotecommand.Executor.

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/logplanetest"
 )
 
-// copier keeps a Secret beside each ConfigMap that asks for one. It is the smallest useful reconciler.
+// copier keeps a Secret beside each ConfigMap that asks for a copy. It is the smallest useful reconciler.
 type copier struct{ client.Client }
 
 func (c copier) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
@@ -37,8 +37,8 @@ func (c copier) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resul
 	return ctrl.Result{}, err
 }
 
-// TestControllerRuntime runs a manager with a reconciler and leader election. Its
-// server is started by logplanetest, in the one line that an envtest user changes.
+// TestControllerRuntime runs a manager with a reconciler and leader election. logplanetest starts its server, in the
+// one line that an envtest user would change.
 func TestControllerRuntime(t *testing.T) {
 	config := logplanetest.Start(t)
 	config.QPS = -1

@@ -13,8 +13,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A cell is moved to another bucket as docs/run/copy.md says: stop its processes, copy the objects, and start them
-// there. What was read and watched goes on where it was, also what only the log had.
+// A cell is moved to another bucket as docs/run/copy.md says: stop its processes, copy the objects, start the
+// processes on the new bucket. Reads and watches go on where they were, and changes that only the log had are there
+// too.
 func TestMoveBucket(t *testing.T) {
 	url := eventlogtest.Run(t, t.TempDir()).ClientURL()
 	before, after := filepath.Join(t.TempDir(), "before"), filepath.Join(t.TempDir(), "after")
@@ -32,7 +33,8 @@ func TestMoveBucket(t *testing.T) {
 	require.NoError(t, err)
 	committed := product.Run(t, append([]string{"projector", "--once"}, where...)...)
 	<-committed.Exited
-	_, err = client.CoreV1().ConfigMaps("default").Update(t.Context(), config("2"), metav1.UpdateOptions{}) // the log has this
+	// only the log has this update
+	_, err = client.CoreV1().ConfigMaps("default").Update(t.Context(), config("2"), metav1.UpdateOptions{})
 	require.NoError(t, err)
 	api.Stop()
 

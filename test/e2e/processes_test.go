@@ -23,11 +23,11 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// crossReads is how many writes go through one process and are read through another.
+// crossReads is how many writes are made through one process and read through another.
 const crossReads = 10_000 / eventlogtest.Slowdown
 
 // TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on a shared bucket
-// and an external log, once of one server and once of three.
+// and an external log. The log has one server the first time, and three the second.
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -89,7 +89,8 @@ func (c *processCell) run(t *testing.T) {
 	t.Run("a namespace goes with its contents", c.namespace)
 }
 
-// wrongBucket: a projector that is given another bucket does not commit the log to it, since that purges the log.
+// wrongBucket: a projector that is given another bucket must not commit the log to it, because after a commit the log
+// is purged.
 func (c *processCell) wrongBucket(t *testing.T) {
 	other := t.TempDir()
 	p := product.Run(t, "projector", "--once", "--nats", c.nats, "--bucket", "file://"+other)
@@ -112,7 +113,7 @@ func (c *processCell) crossReads(t *testing.T) {
 	require.NoError(t, group.Wait())
 }
 
-// writeAndRead updates one object n times. After each update it reads exactly that value through the other process.
+// writeAndRead updates one object n times. After each update it must read exactly that value through the other process.
 func writeAndRead(ctx context.Context, name string, n int, write, read kubernetes.Interface) error {
 	object, err := write.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
@@ -135,7 +136,8 @@ func writeAndRead(ctx context.Context, name string, n int, write, read kubernete
 	return nil
 }
 
-// pages lists 'ns' and 'ns-a', whose names share a prefix, and gets each page from the other process.
+// pages lists 'ns' and 'ns-a', whose names share a prefix, and gets each page from the other process than the one
+// before.
 func (c *processCell) pages(t *testing.T) {
 	for _, namespace := range []string{"ns", "ns-a"} {
 		_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -174,7 +176,7 @@ func (c *processCell) paged(t *testing.T, namespace string) (all []string) {
 		if list.Continue == "" {
 			return all
 		}
-		// Later pages do not see a write between pages.
+		// Later pages do not show a write that was made between pages.
 		_, err = c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "between-"}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
@@ -187,8 +189,8 @@ func names(items []corev1.ConfigMap) (all []string) {
 	return all
 }
 
-// purge deletes and creates one name again and again, while the log loses everything that a snapshot covers. So
-// preconditions are sometimes a tombstone's revision and sometimes 0.
+// purge deletes and creates one name again and again, while all events that a snapshot covers are purged from the log.
+// So preconditions are sometimes a tombstone's revision and sometimes 0.
 func (c *processCell) purge(t *testing.T) {
 	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats})
 	require.NoError(t, err)
@@ -224,7 +226,7 @@ func (c *processCell) projection(t *testing.T, conn *nats.Conn) *projection.Proj
 	return p
 }
 
-// purgeAll removes everything from the log that a new snapshot covers.
+// purgeAll commits, and purges all events from the log that the new snapshot covers.
 func purgeAll(t *testing.T, p *projection.Projection) {
 	t.Helper()
 	applied, err := p.Commit(t.Context())
@@ -247,7 +249,8 @@ func (c *processCell) watchRedirect(t *testing.T) {
 	require.Equal(t, changed.ResourceVersion, second.Object.(*corev1.ConfigMap).ResourceVersion)
 }
 
-// forget: processes that have just read a version do not tell it once it is forgotten, and a watch goes on.
+// forget: once a version is forgotten, even processes that have just read it do not return it any more, and a watch
+// goes on.
 func (c *processCell) forget(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

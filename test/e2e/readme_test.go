@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestReadmeTour executes the tour of docs/start.md in its order, except for what the page says of the past, which
-// TestHistoryTour executes. In between, the reader stops and starts 'make dev' by hand. Shell functions do that here.
+// TestReadmeTour executes the commands of the README's ten minutes with kubectl, in order. In between, the reader stops
+// and starts 'make dev' by hand; shell functions do that here.
 func TestReadmeTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs docs/start.md")
@@ -42,7 +42,7 @@ func TestReadmeTour(t *testing.T) {
 	require.Regexp(t, "configmaps/greeting was reverted, revision [0-9]+\nhello again", said)
 }
 
-// TestHistoryTour executes every command of docs/history.md and what docs/start.md says of the past, in their order.
+// TestHistoryTour executes every command of docs/history.md, and what the README says about the past, in order.
 func TestHistoryTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all of docs/history.md")
@@ -62,7 +62,7 @@ func TestHistoryTour(t *testing.T) {
 	}
 }
 
-// tour starts a server in a home of its own, runs the commands there, and returns all that they say.
+// tour starts a server with a home folder of its own, runs the commands there, and returns their output.
 func tour(t *testing.T, commands ...string) string {
 	home := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
@@ -81,8 +81,8 @@ func tour(t *testing.T, commands ...string) string {
 	return out.String()
 }
 
-// tourShell starts a server on the same port each time, and waits until it is ready. await_commit waits until the
-// bucket has a root. A reader is slow enough to need no wait.
+// tourShell: start runs a server, on the same port each time, and waits until it is ready. await_commit waits until the
+// bucket has a root; a human reader is slow enough not to need that.
 const tourShell = `
 ADDRESS=127.0.0.1:0
 start() {

@@ -21,8 +21,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A root is damaged, or lost: every command says what to do, 'recover' changes nothing without --yes, and with it the
-// cell goes on with all that was acknowledged and the next revision. So does the folder of a 'dev'.
+// A root is damaged or lost. Every command says what to do, and 'recover' changes nothing without --yes. With it the
+// cell goes on with all acknowledged writes, at the next revision. The same works in the folder of a 'dev'.
 func TestRecover(t *testing.T) {
 	for _, how := range []string{"damaged", "lost"} {
 		t.Run(how, func(t *testing.T) {
@@ -41,7 +41,8 @@ func TestRecover(t *testing.T) {
 			require.Zero(t, code, said)
 			require.Contains(t, said, "there is nothing to recover")
 			kept.Data = map[string]string{"a": "b"}
-			kept, err = client.CoreV1().ConfigMaps("default").Update(t.Context(), kept, metav1.UpdateOptions{}) // only the log has this
+			// only the log has this update
+			kept, err = client.CoreV1().ConfigMaps("default").Update(t.Context(), kept, metav1.UpdateOptions{})
 			require.NoError(t, err)
 			serving.Stop()
 
@@ -106,7 +107,7 @@ func TestRecover(t *testing.T) {
 	})
 }
 
-// Root and log are lost together. What the bucket has is served, above every revision that was ever used.
+// Root and log are lost together. The objects that the bucket has are served, above every revision that was ever used.
 func TestRecoverWithoutTheLog(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "bucket")
 	lost := eventlogtest.Run(t, t.TempDir())
@@ -145,8 +146,8 @@ func harm(t *testing.T, file, how string) {
 	require.NoError(t, os.WriteFile(file, body, 0o600))
 }
 
-// A bucket whose name was mistyped is not made, a server that creates what it should replace is refused, and 'init'
-// says what it found and made.
+// 'init' does not create a missing bucket unless a flag says so, because its name may be mistyped. It refuses a
+// bucket's server that creates an object where it should only replace one. It says what it found and made.
 func TestInitOfABucket(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a container")
@@ -169,7 +170,7 @@ func TestInitOfABucket(t *testing.T) {
 	require.NoError(t, err)
 	proxy := &httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) {
 		p.SetURL(target)
-		p.Out.Host = p.In.Host // it is signed
+		p.Out.Host = p.In.Host // the host is part of the signature
 	}}
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut && r.Header.Get("If-Match") != "" && strings.HasSuffix(r.URL.Path, "-none") {

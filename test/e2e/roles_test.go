@@ -27,7 +27,7 @@ import (
 
 const rolesTimeout = 60 * time.Second
 
-// violations is a log of nats-server that keeps what it says of permissions, with the user.
+// violations is a logger for nats-server that keeps the messages about permissions, with the user.
 type violations struct {
 	mu   sync.Mutex
 	said []string // guarded by mu
@@ -56,7 +56,7 @@ func (v *violations) Errorf(format string, args ...any)  { v.keep(format, args..
 func (v *violations) Debugf(string, ...any)              {}
 func (v *violations) Tracef(string, ...any)              {}
 
-// roleServer runs nats-server with exactly what 'logplane permissions --roles' prints.
+// roleServer is a nats-server with exactly the configuration that 'logplane permissions --roles' prints.
 type roleServer struct {
 	server  *server.Server
 	refused *violations
@@ -90,14 +90,14 @@ func roles() (names []string) {
 
 func passwordOf(user string) string { return user + "-secret" }
 
-// as is the URL of the server for a user.
+// as returns the URL of the server for a user.
 func (s *roleServer) as(user string) string {
 	u := url.URL{Scheme: "nats", User: url.UserPassword(user, passwordOf(user)), Host: s.server.Addr().String()}
 	return u.String()
 }
 
-// TestRoles runs a cell with a NATS user for each role, as printed: all that a cell does works, and the server refuses
-// nothing.
+// TestRoles runs a cell with a NATS user for each role, as printed. Everything in the cell works, and the server
+// refuses nothing.
 func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("many processes")
@@ -159,7 +159,7 @@ func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from
 
 	require.Empty(t, s.refused.all())
 
-	// A watcher serves writes, too, and has no right to them: the client is told, and nothing is written.
+	// A watcher serves writes too, but its role may not append. The client is told, and nothing is written.
 	_, err = watching.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{})
 	require.Error(t, err)
 	_, err = watching.CoreV1().ConfigMaps("default").Get(t.Context(), "refused", metav1.GetOptions{})
@@ -168,7 +168,8 @@ func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from
 	refused := s.refused.all()
 	require.NotEmpty(t, refused)
 
-	// The shortest retention that a process takes is minutes. What it would then do is purge.
+	// The shortest retention that a projector accepts is minutes, too long to wait for. So the test purges in its
+	// place.
 	ends("projector", "projector", "--once")
 	log := s.open(t, "projector")
 	bounds, err := log.Head(t.Context())
@@ -184,7 +185,7 @@ func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from
 	require.Equal(t, refused, s.refused.all())
 }
 
-// open opens the log as a user does.
+// open opens the log as a user.
 func (s *roleServer) open(t *testing.T, user string) *eventlog.Log {
 	t.Helper()
 	conn, err := eventlog.Connect(eventlog.Servers{URL: s.as(user)})
@@ -195,7 +196,7 @@ func (s *roleServer) open(t *testing.T, user string) *eventlog.Log {
 	return log
 }
 
-// TestRolesAreRefused: what a role's process does not do, the server refuses it.
+// TestRolesAreRefused: the server refuses each role what its processes never do.
 func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("a process")
@@ -248,7 +249,8 @@ func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads pass
 	}
 }
 
-// flushed is what the server has said of all that was sent. It answers in order; the client tells errors on its own.
+// flushed waits until the server has handled all messages that were sent. It returns the error with which the server
+// refused one, or nil. The server answers in order, but the client reports errors from a goroutine of its own.
 func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	t.Helper()
 	require.NoError(t, conn.Flush())
@@ -260,10 +262,10 @@ func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	}
 }
 
-// TestRolesAreNoWall: nats-server lets a request's answer go to the log's own subjects, whatever the user may publish
-// to. So whoever may read the log can have something appended to it, and permissions hold back mistakes only
-// (docs/security.md). When this fails, more can be promised. Before 2.15.3 and 2.14.10 it goes to JetStream's own
-// subjects as well, and purges.
+// TestRolesAreNoWall: nats-server sends the answer to a request even to the log's own subjects, whatever the requesting
+// user may publish to. So a user who may read the log can get something appended to it: permissions only prevent
+// mistakes (docs/security.md). If this test fails, the documents can promise more. Before 2.15.3 and 2.14.10,
+// nats-server sent answers to JetStream's own subjects as well, so that such a user could purge.
 func TestRolesAreNoWall(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("a process")

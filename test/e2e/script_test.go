@@ -16,10 +16,10 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder and drives it
-// with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same folder and
-// port, 'finish' ends it well ('stop' would end the script); 'secure' starts it again with --secure; 'watching' waits
-// until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder, and drives it
+// with the real kubectl. Additional commands: 'restart' kills the server (-9) and starts it again on the same folder
+// and port; 'finish' stops it cleanly (testscript's 'stop' would end the script); 'secure' starts it again with
+// --secure; 'watching' waits until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
@@ -55,7 +55,7 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 	startAgain(ts)
 }
 
-// serverOf is where the script keeps its server.
+// serverOf returns where the script keeps its server.
 func serverOf(ts *testscript.TestScript) **product.Process {
 	return ts.Value("server").(**product.Process)
 }
@@ -66,7 +66,7 @@ func startAgain(ts *testscript.TestScript, more ...string) {
 	*server = product.Serve(ts.Value("t").(testing.TB), args...)
 }
 
-// secure starts a server that was stopped again on the same folder and port, with --secure.
+// secure starts a stopped server again, on the same folder and port, with --secure.
 func secure(ts *testscript.TestScript, neg bool, args []string) {
 	startAgain(ts, "--secure")
 }

@@ -15,12 +15,13 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// What a function does before it can answer. Most of a cold start is the initialization of packages, which an import
-// anywhere in the product may add to. A change that is worth more raises the bound that it breaks.
+// These bound how much a function does before it can answer. Most of a cold start is the initialization of packages,
+// and an import anywhere in the product may add to that. A change that is worth the cost raises the bound that it
+// breaks.
 const (
 	mostPackages      = 1000
-	mostAllocations   = 80_000  // of packages' initialization
-	mostToFirstAnswer = 110_000 // allocations until the first GET is answered, with those
+	mostAllocations   = 80_000  // during the initialization of packages
+	mostToFirstAnswer = 110_000 // until the first GET is answered, including the initialization
 )
 
 var (

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestSyncBeforeAcknowledgement traces the system calls of 'logplane dev' during one write. Between the write of the
-// event to the log's file and the HTTP answer there is an fsync or fdatasync of that file.
+// TestSyncBeforeAcknowledgement traces the system calls of 'logplane dev' during one write. An fsync or fdatasync of
+// the log's file must come between the write of the event to that file and the HTTP answer.
 func TestSyncBeforeAcknowledgement(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
@@ -38,8 +38,8 @@ func TestSyncBeforeAcknowledgement(t *testing.T) {
 	require.NoError(t, tracer.Start())
 	defer func() { _ = tracer.Process.Kill(); _ = tracer.Wait() }()
 
-	// strace attaches to one thread after the other. So the test
-	// writes until one write was traced from append to answer.
+	// strace attaches to one thread after another. So the test repeats the write until it was traced from append to
+	// answer.
 	for attempt, deadline := 0, time.Now().Add(time.Minute); time.Now().Before(deadline); attempt++ {
 		marker := fmt.Sprintf("MarkedBodyOfTracedWrite%dEnd", attempt)
 		_, err := typed.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{
@@ -61,8 +61,8 @@ func TestSyncBeforeAcknowledgement(t *testing.T) {
 	t.Fatal("strace saw no write from append to answer within a minute")
 }
 
-// order finds three line numbers: the first write of the marker to the log's block file,
-// the first sync of a block file after it, and the answer after that. A missing one is 0.
+// order returns three line numbers: of the first write of the marker to the log's block file, of the first sync of a
+// block file after that, and of the answer after that sync. A missing one is 0.
 func order(trace, marker string) (appended, synced, answered int) {
 	sync := regexp.MustCompile(`(fsync|fdatasync)\(\d+<[^>]*/msgs/[^>]*\.blk>|fsync resumed|fdatasync resumed`)
 	for i, line := range strings.Split(trace, "\n") {

@@ -24,8 +24,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestQuotaAcrossProcesses: 64 clients on four processes take the places of one quota, and give them back. Exactly as
-// many as there are places succeed, also while processes are killed, and the usage is the truth after each round.
+// TestQuotaAcrossProcesses: 64 clients on four processes create as many objects as a quota allows, and delete them
+// again. Exactly as many creates succeed as the quota allows, even while processes are killed, and its usage is right
+// after each round.
 func TestQuotaAcrossProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -77,14 +78,14 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 			})
 		}
 		if kill {
-			i := 1 + round/5%(len(servers)-1) // the first one checks
+			i := 1 + round/5%(len(servers)-1) // the first server is for checks
 			servers[i].Kill()
 			servers[i] = c.api(t)
 			connect(i)
 		}
 		require.NoError(t, group.Wait())
 		require.Equal(t, places, check(), "round %d", round)
-		if !kill { // otherwise some of those that were made were not acknowledged
+		if !kill { // after a kill, some of the objects may not have been acknowledged
 			require.EqualValues(t, places, made.Load())
 		}
 		list, err := c.client.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
@@ -102,8 +103,9 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 	}
 }
 
-// TestNamespaceOfManyKinds: a namespace of objects of 20 kinds, five of which have finalizers, tells what it waits for,
-// and goes with them. The API, the lifecycle and the watcher are separate processes.
+// TestNamespaceOfManyKinds: a namespace with objects of 20 kinds, five of which have finalizers, tells what its
+// deletion waits for, and goes once those objects are gone. The API, the lifecycle and the watcher are separate
+// processes.
 func TestNamespaceOfManyKinds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -162,7 +164,7 @@ func TestNamespaceOfManyKinds(t *testing.T) {
 	t.Fatal("the watch ended before the namespace was gone")
 }
 
-// someKind is a kind of objects, and one of them without its name.
+// someKind is a kind, and an example object without a name.
 type someKind struct {
 	resource schema.GroupVersionResource
 	example  *unstructured.Unstructured
@@ -206,8 +208,8 @@ func manyKinds(t *testing.T, custom dynamic.Interface) []someKind {
 	return kinds
 }
 
-// TestNothingStaysOfNamespaces: creates race with the deletion of their namespace, through other processes. When it is
-// gone nothing is left of it.
+// TestNothingStaysOfNamespaces: creates through other processes race with the deletion of their namespace. Once the
+// namespace is gone, none of its objects is left.
 func TestNothingStaysOfNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -271,7 +273,7 @@ func raceNamespace(ctx context.Context, name string, deleter, creator kubernetes
 	return nil
 }
 
-// owned creates a ConfigMap with an owner; nil for none.
+// owned creates a ConfigMap with an owner; nil for no owner.
 func (c *processCell) owned(ctx context.Context, name string, owner *corev1.ConfigMap) (*corev1.ConfigMap, error) {
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if owner != nil {
@@ -280,7 +282,7 @@ func (c *processCell) owned(ctx context.Context, name string, owner *corev1.Conf
 	return c.client.CoreV1().ConfigMaps("default").Create(ctx, o, metav1.CreateOptions{})
 }
 
-// once runs the lifecycle until there is nothing to do, and returns what it says.
+// once runs the lifecycle until it has nothing left to do, and returns its output.
 func (c *processCell) once(t *testing.T) string {
 	t.Helper()
 	p := product.Run(t, c.with("lifecycle", "--once")...)
@@ -289,8 +291,8 @@ func (c *processCell) once(t *testing.T) string {
 	return p.Output()
 }
 
-// TestGarbageThroughKills: a fan and a chain of dependents go, and what has a living owner stays, although the
-// lifecycle is killed again and again.
+// TestGarbageThroughKills: a fan and a chain of dependents are deleted, and objects with a living owner stay, although
+// the lifecycle is killed again and again.
 func TestGarbageThroughKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -321,7 +323,7 @@ func TestGarbageThroughKills(t *testing.T) {
 		group.Go(func() error { _, err := c.owned(ctx, fmt.Sprintf("kept-%d", i), alive); return err })
 	}
 	require.NoError(t, group.Wait())
-	// count is how many there are, and the revision at which that was so.
+	// count returns how many dependents and how many other objects are left, and at which revision.
 	count := func() (garbage, kept int, revision string) {
 		list, err := client.List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
@@ -369,7 +371,8 @@ func TestGarbageThroughKills(t *testing.T) {
 	require.Equal(t, fan, kept)
 }
 
-// TestLifecycleOnce: one run does all that there is to do, also what follows from that, and says what waits for others.
+// TestLifecycleOnce: one run does everything, including what follows from its own changes, and says which objects wait
+// for others.
 func TestLifecycleOnce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")

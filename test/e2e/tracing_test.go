@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestTrace: one trace leads from a request through the log to the commit that another process makes of it.
+// TestTrace: one trace leads from a request, through the log, to the commit of its event by another process.
 func TestTrace(t *testing.T) {
 	folder, collected := t.TempDir(), collector.Run(t)
 	tokens := filepath.Join(folder, "tokens.csv")

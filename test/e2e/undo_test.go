@@ -39,12 +39,13 @@ const (
 	undoCopies = 2 // of each shape
 )
 
-// TestUndoThroughKills: an undo of one manager's changes takes back exactly those among the changes of others, and
-// names what stands against it. Killed at 50 random points and run again, it has the same result: it goes on with what
-// it has not done, and does nothing twice. So does one of a user's changes, which are deletions, too, at 25 points.
+// TestUndoThroughKills: an undo of one manager's changes takes back exactly those, among the changes of others, and
+// names the conflicts. If it is killed at any of 50 random points and run again, the result is the same: it goes on
+// with the rest, and does nothing twice. The same holds at 25 points for an undo of a user's changes, which include
+// deletions.
 //
-// A point is a request of the undo. It is killed before the request is sent on, on its way, or before its answer is.
-// LOGPLANE_UNDO_SEED sets other points than the usual ones.
+// A point is a request of the undo. The undo is killed before the request is forwarded, while it is on its way, or
+// before its answer is forwarded. LOGPLANE_UNDO_SEED chooses other points.
 func TestUndoThroughKills(t *testing.T) {
 	t.Parallel()
 	rounds, seed := undoKills, uint64(1)
@@ -88,18 +89,18 @@ func TestUndoThroughKills(t *testing.T) {
 	}
 }
 
-// shape is what several objects have in common: what was done to them, and what an undo shall make of them.
+// shape is what several objects have in common: the changes that they get, and the state that an undo must give them.
 type shape struct {
-	kind          string // a ConfigMap unless it is given
-	before, after []deed // the moment since which changes are taken back
-	// manager and by are what is left, at least, if the changes of the manager or of the user are taken back; both are
-	// the same if one is empty, and 'gone' is no object.
+	kind          string // ConfigMap if it is empty
+	before, after []deed // changes before and after the moment from which on changes are taken back
+	// manager and by are the fields that an object must have after the changes of the manager, or of the user, are
+	// taken back. If one is empty, it is the same as the other; 'gone' means that there is no object.
 	manager, by string
-	// conflict says why an object is left alone.
+	// conflict is the reason for which the undo leaves the object alone.
 	conflict string
 }
 
-// deed is a change of an object. Robot is both the field manager and the user whose changes are taken back.
+// deed is one change of an object. The changes of robot, who is both a field manager and a user, are taken back.
 type deed struct{ who, verb, body string }
 
 const (
@@ -111,7 +112,7 @@ func made(who, body string) deed    { return deed{who, "create", body} }
 func patched(who, body string) deed { return deed{who, "patch", body} }
 func deleted(who string) deed       { return deed{who, "delete", ""} }
 
-// shapes by their names, which are the beginnings of those of their objects.
+// shapes, by name. The names of a shape's objects begin with its name.
 var shapes = map[string]shape{
 	"untouched": {before: []deed{made(robot, `{"data":{"a":"1"}}`), patched(robot, `{"data":{"a":"2"}}`)},
 		after: []deed{patched(alice, `{"data":{"b":"3"}}`)}, manager: `{"data":{"a":"2","b":"3"}}`},
@@ -138,7 +139,7 @@ var shapes = map[string]shape{
 		manager: `{"data":{"a":"1","b":"2"}}`, conflict: "it was changed since, at revision N by system:admin as alice, which would be lost"},
 	"made-gone":    {after: []deed{made(robot, `{"data":{"a":"1"}}`), deleted(robot)}, manager: "gone"},
 	"changed-gone": {before: []deed{made(alice, `{"data":{"a":"1"}}`)}, after: []deed{patched(robot, `{"data":{"a":"2"}}`), deleted(alice)}, manager: "gone"},
-	// What only removes names no field manager. Its user is known.
+	// A change that only removes fields leaves no trace of its field manager, but its user is known.
 	"removed": {before: []deed{made(alice, `{"data":{"a":"1","b":"1"}}`)},
 		after:   []deed{patched(robot, `{"data":{"a":null}}`), patched(alice, `{"data":{"b":"5"}}`)},
 		manager: `{"data":{"a":null,"b":"5"}}`, by: `{"data":{"a":"1","b":"5"}}`},
@@ -175,17 +176,17 @@ var undoKinds = map[string]struct {
 	"Widget":     {widgets, types.MergePatchType},
 }
 
-// undone is a namespace in which the changes are taken back.
+// undone is a namespace in which changes are taken back.
 type undone struct {
 	t                             *testing.T
 	server, which, name, revision string
 	random                        *rand.Rand
 	client                        dynamic.Interface
-	// said is what the last run has said of conflicts, without revisions.
+	// said is the last run's output about conflicts, without revisions.
 	said string
 }
 
-// newUndone makes a namespace with its objects. What is done to different ones is done in any order.
+// newUndone makes a namespace and its objects. Changes of different objects are made in random order.
 func newUndone(t *testing.T, server, which, name string, seed, round uint64) *undone {
 	t.Helper()
 	u := &undone{t: t, server: server, which: which, name: name, random: rand.New(rand.NewPCG(seed, round))}
@@ -212,7 +213,7 @@ func newUndone(t *testing.T, server, which, name string, seed, round uint64) *un
 	return u
 }
 
-// do does the deeds: those of one object one after another, and of each time the objects in another order.
+// do makes the changes: those of one object in their order, but the objects in a random order.
 func (u *undone) do(authors map[string]dynamic.Interface, which func(shape) []deed) {
 	u.t.Helper()
 	type step struct {
@@ -283,7 +284,7 @@ type point struct {
 	when    moment
 }
 
-// moment says what has become of the request by then. No answer to it arrives.
+// moment says how far the request gets before the kill. Its answer never arrives.
 type moment int
 
 const (
@@ -293,12 +294,12 @@ const (
 	moments = iota
 )
 
-// gate is a proxy before the server, which kills who comes through it at a point.
+// gate is a proxy in front of the server, which kills its client at a point.
 type gate struct {
 	*httputil.ReverseProxy
 	point point
 	kill  func()
-	gone  chan struct{} // is closed when the process has ended
+	gone  chan struct{} // closed when the process has ended
 
 	mu               sync.Mutex
 	requests, writes int  // mu
@@ -343,9 +344,9 @@ func (u *undone) run(at point) (g *gate, out, said string, err error) {
 	cmd, started := exec.Command(product.Logplane(u.t)), make(chan struct{})
 	g = &gate{ReverseProxy: httputil.NewSingleHostReverseProxy(target), point: at, gone: make(chan struct{}),
 		kill: func() { <-started; _ = cmd.Process.Kill() }}
-	g.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // the process is gone
+	g.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // expected: the process is gone
 	proxy := httptest.NewServer(g)
-	defer proxy.Close() // it waits for what is on its way
+	defer proxy.Close() // waits for the requests on their way
 	cmd.Args = append(cmd.Args, "undo", "--"+u.which, robot, "--since", u.revision, "--yes", "--server", proxy.URL, "--namespace", u.name)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=", "HOME="+u.t.TempDir())
 	var stdout, stderr bytes.Buffer
@@ -360,8 +361,8 @@ func (u *undone) run(at point) (g *gate, out, said string, err error) {
 	return g, stdout.String(), stderr.String(), err
 }
 
-// kill runs the undo until it is killed at a random point of those that a whole one has. One that goes on where another
-// was killed may end before.
+// kill runs the undo, and kills it at a random point of a whole run. A run that goes on where another was killed may
+// end before that point.
 func (u *undone) kill(requests, writes int) (killed bool) {
 	u.t.Helper()
 	at := point{1 + u.random.IntN(requests), false, moment(u.random.IntN(int(moments)))}
@@ -377,10 +378,10 @@ func (u *undone) kill(requests, writes int) (killed bool) {
 
 var (
 	aRevision = regexp.MustCompile(`revisions? [0-9]+`)
-	theMoment = regexp.MustCompile(`'[0-9]+' is taken for .*`) // the revision and the time differ from namespace to namespace
+	theMoment = regexp.MustCompile(`'[0-9]+' is taken for .*`) // revision and time differ from namespace to namespace
 )
 
-// finish runs the undo to its end, and returns how many requests it has made.
+// finish runs the undo to its end, and returns how many requests and writes it made.
 func (u *undone) finish() (requests, writes int) {
 	u.t.Helper()
 	g, out, said, err := u.run(point{})
@@ -396,7 +397,7 @@ func (u *undone) finish() (requests, writes int) {
 	return g.requests, g.writes
 }
 
-// judge requires that each object is what its shape says.
+// judge requires that each object is as its shape says.
 func (u *undone) judge() {
 	u.t.Helper()
 	content, conflicts := u.content(), 0
@@ -428,7 +429,7 @@ func (u *undone) judge() {
 	}
 }
 
-// holds says whether a value has all that is wanted: null is a field that is not there.
+// holds says whether a value has all wanted fields; null stands for a field that must be missing.
 func holds(want, is any) bool {
 	switch want := want.(type) {
 	case map[string]any:
@@ -451,7 +452,8 @@ func holds(want, is any) bool {
 	return want == is
 }
 
-// content is all that is in the namespace, without what is another in each: names, uids, revisions, times, addresses.
+// content returns all objects of the namespace, without what differs between namespaces: names, uids, revisions, times
+// and addresses.
 func (u *undone) content() map[string]any {
 	u.t.Helper()
 	all := map[string]any{}
@@ -462,7 +464,8 @@ func (u *undone) content() map[string]any {
 			text, err := json.Marshal(object.Object)
 			require.NoError(u.t, err)
 			var fields map[string]any
-			require.NoError(u.t, json.Unmarshal(text, &fields)) // numbers are as those that are wanted
+			// so that numbers have the same types as in the wanted value
+			require.NoError(u.t, json.Unmarshal(text, &fields))
 			metadata := fields["metadata"].(map[string]any)
 			for _, name := range []string{"namespace", "uid", "resourceVersion", "creationTimestamp", "managedFields"} {
 				delete(metadata, name)
@@ -480,7 +483,7 @@ func (u *undone) content() map[string]any {
 	return all
 }
 
-// written is how often undos have written which object in which way.
+// written counts the writes of undos, by object and verb.
 func (u *undone) written() map[string]int {
 	u.t.Helper()
 	answer, err := http.Get(fmt.Sprintf("%s/apis/history.logplane.dev/v1/namespaces/%s/changes?limit=1000&fieldSelector=from%%3D%s", u.server, u.name, u.revision))

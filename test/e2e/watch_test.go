@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestWatcherStops: a watcher that gets SIGTERM ends each watch cleanly after a bookmark, and exits well. The watch
-// continues on the watcher's successor. 'logplane events' prints the same history, and what comes.
+// TestWatcherStops: a watcher that gets SIGTERM ends each watch cleanly after a bookmark, and exits with success. The
+// watch continues on the watcher's successor. 'logplane events' prints the same history, and new events.
 func TestWatcherStops(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for drains")

@@ -25,8 +25,8 @@ const meanwhile = 25
 // TestOthersAreServed: an attack by 'owner' does not make the server refuse anything to a tenant or to the
 // administrator.
 //
-//   - Bodies that do not come: on e14eff4 each holds one of 200 places for as long as its client likes.
-//   - Revisions that never come, or late: on e14eff4 each holds one of 400 places for 3 s.
+//   - Bodies that do not come: on e14eff4 each such request holds one of 200 places for as long as its client likes.
+//   - Revisions that never come, or come late: on e14eff4 each request for one holds one of 400 places for 3 s.
 //
 // On e14eff4 other users get 429 during all of these attacks.
 func TestOthersAreServed(t *testing.T) {
