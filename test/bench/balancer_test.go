@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// A balancer is what stands in front of several watchers: one TCP address, each new connection of which goes
-// to the next process that says it is ready. It knows nothing of HTTP but that question. It is a process of its
-// own, since each connection takes two file descriptors of it, and more than one where those would not suffice:
-// they accept from one listener.
+// A balancer stands in front of several watchers. It has one TCP address, and each new connection goes to the next
+// process that says it is ready. Apart from that question, it knows nothing about HTTP. It runs in a process of its
+// own, because each connection takes two file descriptors. If the descriptors of one process would not suffice, several
+// processes accept from one listener.
 const (
-	balancedVariable = "LOGPLANE_BENCH_BALANCED" // the addresses behind it, in a process that is to be a balancer
+	balancedVariable = "LOGPLANE_BENCH_BALANCED" // the addresses behind it; if it is set, this process is a balancer
 	probeInterval    = 100 * time.Millisecond
-	// spareFiles are those that a process needs for anything but connections.
+	// spareFiles are the file descriptors that a process needs for other things than connections.
 	spareFiles = 500
 )
 
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// startBalancers serves at most as many connections to the URLs at the address that it returns.
+// startBalancers starts enough balancers in front of the URLs for the number of connections, and returns their address.
 func (c *tier) startBalancers(urls []string, connections int) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -62,7 +62,7 @@ func (c *tier) startBalancers(urls []string, connections int) string {
 // connectionsOfBalancer is how many connections one process can carry.
 func connectionsOfBalancer() int { return max(1, (openFiles()-spareFiles)/2) }
 
-// openFiles is how many files a process may have open; Go has raised it as far as it goes.
+// openFiles is how many files a process may have open; Go has already raised that limit as far as possible.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -81,7 +81,7 @@ type backend struct {
 	ready atomic.Bool
 }
 
-// balance accepts from the listener that this process was started with.
+// balance accepts connections from the listener that this process inherited.
 func balance(urls []string) {
 	listener, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
@@ -107,12 +107,13 @@ func balance(urls []string) {
 	}
 }
 
-// probe asks for readiness, as kubelet does: it believes a process that says no, and waits a little longer for
-// one that says nothing.
+// probe asks for readiness again and again, as kubelet does. A process that says no is not ready at once; one that does
+// not answer counts as ready until the third failure.
 func (k *backend) probe() {
 	client := &http.Client{
-		Timeout:   time.Second,
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // a probe verifies nothing
+		Timeout: time.Second,
+		// a probe does not verify the certificate
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 	}
 	for silent := 0; ; time.Sleep(probeInterval) {
 		answer, err := client.Get(k.url + "/readyz")
@@ -127,7 +128,7 @@ func (k *backend) probe() {
 	}
 }
 
-// dial connects to the next process that is ready and can be reached; when none says that it is ready, to any.
+// dial connects to the next process that is ready and reachable; if no process is ready, to any that is reachable.
 func (b *balancer) dial() (conn net.Conn, err error) {
 	for _, any := range []bool{false, true} {
 		for range b.backends {
@@ -149,7 +150,7 @@ func (b *balancer) carry(client *net.TCPConn) {
 	defer client.Close()
 	conn, err := b.dial()
 	if err != nil {
-		_ = client.SetLinger(0) // a reset: nothing was read
+		_ = client.SetLinger(0) // a reset, since nothing was read
 		return
 	}
 	defer conn.Close()
@@ -159,14 +160,14 @@ func (b *balancer) carry(client *net.TCPConn) {
 	there.Wait()
 }
 
-// pass copies one direction, and its end. It hides that both are TCP: for that Go holds a pipe, two more file
-// descriptors, for as long as it waits.
+// pass copies one direction, and then its end. It hides from Go that both are TCP connections: otherwise Go would hold
+// a pipe, which is two more file descriptors, for as long as it waits.
 func pass(to, from *net.TCPConn) {
 	type reader struct{ io.Reader }
 	type writer struct{ io.Writer }
 	_, err := io.CopyBuffer(writer{to}, reader{from}, make([]byte, 4<<10))
 	if err != nil {
-		_ = from.Close() // what cannot be passed on is not worth reading
+		_ = from.Close() // bytes that cannot be passed on need not be read
 	}
 	_ = to.CloseWrite()
 }

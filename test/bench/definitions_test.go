@@ -12,8 +12,8 @@ import (
 // definitions is how many CustomResourceDefinitions a large platform has.
 const definitions = 3000
 
-// BenchmarkManyDefinitions prints what 3,000 CustomResourceDefinitions in 100 groups cost 'logplane dev': to make them,
-// to describe them all, to use one that was not used before, and to start with them.
+// BenchmarkManyDefinitions prints what 3,000 CustomResourceDefinitions in 100 groups cost 'logplane dev': to create
+// them, to describe them all, to use one for the first time, and to start with them.
 func BenchmarkManyDefinitions(b *testing.B) {
 	for b.Loop() {
 		folder := b.TempDir()

@@ -19,7 +19,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// fleet is many clients and what they are to see: the changes of one ConfigMaps' namespace each.
+// fleet is many clients, each of which watches the ConfigMaps of one namespace.
 type fleet struct {
 	*tier
 	namespaces, objects int // objects in each namespace
@@ -28,27 +28,27 @@ type fleet struct {
 	stop                context.CancelFunc
 
 	mu     sync.Mutex
-	writes []write        // by mu
-	lists  map[string]int // by mu; that clients would make, by reason
+	writes []write        // guarded by mu
+	lists  map[string]int // guarded by mu; how many lists clients would have made, by reason
 
 	connected, received, expired, unordered, reconnects, refused atomic.Int64
 }
 
-// write is one that was acknowledged.
+// write is an acknowledged write.
 type write struct {
 	namespace    int
 	revision     uint64
 	sent, answer time.Time
 }
 
-// streamsPerConnection is how many watches share a connection of HTTP/2.
+// streamsPerConnection is how many watches share an HTTP/2 connection.
 const streamsPerConnection = 100
 
 func (f *fleet) collection(namespace int) string {
 	return fmt.Sprintf("/api/v1/namespaces/n%04d/configmaps", namespace)
 }
 
-// create makes the namespaces and what is in them.
+// create makes the namespaces and their ConfigMaps.
 func (f *fleet) create() {
 	body := strings.Repeat("v", 1000)
 	f.each(32, f.namespaces, func(i int) {
@@ -59,7 +59,7 @@ func (f *fleet) create() {
 	})
 }
 
-// each calls do for 0 to n-1 from many goroutines.
+// each calls do for 0 to n-1, from many goroutines.
 func (f *fleet) each(workers, n int, do func(i int)) {
 	var wait sync.WaitGroup
 	var next atomic.Int64
@@ -73,7 +73,7 @@ func (f *fleet) each(workers, n int, do func(i int)) {
 	wait.Wait()
 }
 
-// watch starts the clients, per in each namespace, and returns when all are connected.
+// watch starts the clients, 'per' in each namespace, and returns when all are connected.
 func (f *fleet) watch(per int) {
 	start, _ := f.call("GET", f.collection(0), "", "")
 	ctx, stop := context.WithCancel(context.Background())
@@ -101,14 +101,15 @@ func (f *fleet) await(what string, holds func() bool) {
 	}
 }
 
-// reflector keeps a position and watches on from it, as client-go's does, and lists where that one would.
+// reflector keeps a position and watches from there, as client-go's reflector does. Where that one would list again,
+// this one only counts it.
 type reflector struct {
 	fleet     *fleet
 	client    *http.Client
 	namespace int
 	position  uint64
 	seen      int     // events and bookmarks
-	events    []event // what was received
+	events    []event // what the client received
 }
 
 type event struct {
@@ -124,13 +125,14 @@ func (r *reflector) run(ctx context.Context) {
 		}
 		r.fleet.reconnects.Add(1)
 		select {
-		case <-time.After(max(rest, time.Duration(200+rand.IntN(600))*time.Millisecond)): // client-go's first backoff is as long
+		// client-go's first backoff takes this long
+		case <-time.After(max(rest, time.Duration(200+rand.IntN(600))*time.Millisecond)):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// watch goes on from the position until the stream ends; it returns what the server asks to wait.
+// watch watches from the position until the stream ends, and returns how long the server asks to wait.
 func (r *reflector) watch(ctx context.Context) (rest time.Duration) {
 	f := r.fleet
 	url := fmt.Sprintf("%s%s?watch=1&allowWatchBookmarks=true&resourceVersion=%d", f.url(f.front), f.collection(r.namespace), r.position)
@@ -162,10 +164,10 @@ func (r *reflector) watch(ctx context.Context) (rest time.Duration) {
 	return 0
 }
 
-// goesOn is true for the end of a stream, or an error instead of one, after which client-go watches on.
+// goesOn says whether client-go would watch again after this error.
 func goesOn(err error) bool { return utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) }
 
-// refused goes by client-go's rules: come again if told so, else list.
+// refused follows client-go's rules: try again if the answer says so, and list otherwise.
 func (r *reflector) refused(answer *http.Response) (rest time.Duration) {
 	rest = retryAfter(answer)
 	switch code := answer.StatusCode; {
@@ -180,7 +182,7 @@ func (r *reflector) refused(answer *http.Response) (rest time.Duration) {
 	return 0
 }
 
-// list counts that a client would have to list, and why.
+// list counts that a client would have had to list, by reason.
 func (f *fleet) list(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,7 +192,7 @@ func (f *fleet) list(why string) {
 	f.lists[why]++
 }
 
-// read takes the events, one in a line, until the stream ends, and says how.
+// read reads events, one per line, until the stream ends, and returns the error with which it ended.
 func (r *reflector) read(answer *http.Response) error {
 	var line bytes.Buffer
 	buffer := make([]byte, 2048)
@@ -253,8 +255,8 @@ func (f *fleet) update(namespace, object int, value uint64) {
 	f.writes = append(f.writes, write{namespace, revision, sent, answer})
 }
 
-// load writes at a rate until during has returned, and at least for the time. A write that is late delays no
-// other: what could not be sent in time is made up for.
+// load writes at a rate until 'during' has returned, but at least for the time 'least'. A late write does not delay the
+// others: writes that could not be sent in time are made up for.
 func (f *fleet) load(rate int, least time.Duration, during func()) {
 	var wait sync.WaitGroup
 	enough, places := make(chan struct{}), make(chan struct{}, 200)
@@ -282,7 +284,7 @@ func (f *fleet) load(rate int, least time.Duration, during func()) {
 	}
 }
 
-// verdict waits until every client has every change of its namespace, and reports what was lost or late.
+// verdict waits until every client has every change of its namespace, and reports changes that were lost or late.
 func (f *fleet) verdict() {
 	slices.SortFunc(f.writes, func(a, b write) int { return int(a.revision) - int(b.revision) })
 	wanted, byRevision := make([][]uint64, f.namespaces), map[uint64]write{}
@@ -345,7 +347,7 @@ func (f *fleet) report(expected, lost, repeated int) {
 	}
 }
 
-// reportLag is of the time from a write until a client has read its event.
+// reportLag reports the times from a write until a client has read its event.
 func (f *fleet) reportLag(what string, lags []time.Duration) {
 	if len(lags) == 0 {
 		return

@@ -20,9 +20,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// BenchmarkMemoryAfterLoad loads each kind of process with many objects, whole lists, large bodies
-// and many watches, and prints its resident memory when it has started and served a little, at the
-// peak, and 20 and 60 seconds after the load. LOGPLANE_BINARY chooses another binary to compare with.
+// BenchmarkMemoryAfterLoad loads each kind of process with many objects, whole lists, large bodies and many watches. It
+// prints the resident memory after the start and a few requests, at the peak, and 20 and 60 seconds after the load.
+// LOGPLANE_BINARY chooses another binary to compare with.
 func BenchmarkMemoryAfterLoad(b *testing.B) {
 	cell := func(b *testing.B) []string {
 		where := product.Init(b, eventlogtest.Run(b, b.TempDir()).ClientURL(), filepath.Join(b.TempDir(), "bucket"))
@@ -64,14 +64,15 @@ func BenchmarkMemoryAfterLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkManyPods creates 100,000 Pods of 4 KB, or LOGPLANE_BENCH_OBJECTS of LOGPLANE_BENCH_BYTES, in 'dev' that is
-// told to stay within 256 MiB, and reads them in several ways. It prints the peak of resident memory during each.
+// BenchmarkManyPods creates 100,000 Pods of 4 KB, or LOGPLANE_BENCH_OBJECTS of LOGPLANE_BENCH_BYTES, in a 'dev' whose
+// memory limit is 256 MiB, and reads them in several ways. It prints the peak of resident memory during each step.
 func BenchmarkManyPods(b *testing.B) {
 	n, bytes := fromEnvironment("LOGPLANE_BENCH_OBJECTS", 100_000), fromEnvironment("LOGPLANE_BENCH_BYTES", 4<<10)
 	for b.Loop() {
 		l := &load{b: b, process: product.Dev(b, b.TempDir(), "--memory-mib", "256"), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
 		step := func(name string, do func()) {
-			if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", l.process.Cmd.Process.Pid), []byte("5"), 0); err != nil { // VmHWM begins anew
+			// resets VmHWM
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", l.process.Cmd.Process.Pid), []byte("5"), 0); err != nil {
 				b.Fatal(err)
 			}
 			start := time.Now()
@@ -108,7 +109,7 @@ func fromEnvironment(name string, otherwise int) int {
 	return otherwise
 }
 
-// pod has about so many bytes as it is stored, and is not compressed to nothing.
+// pod returns a Pod that is stored in about so many bytes, part of which does not compress.
 func pod(i, bytes int) string {
 	random := make([]byte, max(0, bytes-1130)/2)
 	_, _ = rand.Read(random) // never fails
@@ -122,7 +123,7 @@ type load struct {
 	client  *http.Client
 }
 
-// status is a line of /proc/PID/status, in MiB.
+// status returns the value of a line of /proc/PID/status, in MiB.
 func (l *load) status(name string) float64 {
 	l.b.Helper()
 	lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", l.process.Cmd.Process.Pid))
@@ -147,7 +148,7 @@ func (l *load) resident() float64 { return l.status("VmRSS") }
 // call sends a request, which must succeed, and drops the answer.
 func (l *load) call(method, path, body string) { _ = l.send(method, path, body, "") }
 
-// send returns how many bytes the answer has.
+// send sends a request, which must succeed, and returns the size of the answer in bytes.
 func (l *load) send(method, path, body, accept string) int64 {
 	r, err := http.NewRequest(method, l.process.URL()+path, strings.NewReader(body))
 	if err != nil {
@@ -166,7 +167,7 @@ func (l *load) send(method, path, body, accept string) int64 {
 	}
 	defer answer.Body.Close()
 	n, err := io.Copy(io.Discard, answer.Body)
-	if err == nil && answer.StatusCode == http.StatusTooManyRequests { // the projector is behind
+	if err == nil && answer.StatusCode == http.StatusTooManyRequests { // the projector has fallen behind
 		time.Sleep(time.Second)
 		return l.send(method, path, body, accept)
 	}
@@ -176,7 +177,7 @@ func (l *load) send(method, path, body, accept string) int64 {
 	return n
 }
 
-// each calls do for 0 to n-1 from a few goroutines.
+// each calls do for 0 to n-1, from a few goroutines.
 func (l *load) each(n int, do func(i int)) {
 	var running sync.WaitGroup
 	var next atomic.Int64
@@ -192,14 +193,14 @@ func (l *load) each(n int, do func(i int)) {
 
 const collection = "/api/v1/namespaces/default/configmaps"
 
-// configMap is not compressed to nothing.
+// configMap returns a ConfigMap whose content hardly compresses.
 func configMap(name string, bytes int) string {
 	random := make([]byte, bytes/2)
 	_, _ = rand.Read(random) // never fails
 	return fmt.Sprintf(`{"metadata":{"name":%q},"data":{"k":"%x"}}`, name, random)
 }
 
-// warmUp sends a few requests of each kind, so that what is built once is there.
+// warmUp sends a few requests of each kind, so that everything that is built only once exists.
 func (l *load) warmUp() {
 	l.call("POST", collection, configMap("warm", 100))
 	for range 50 {
@@ -225,7 +226,7 @@ func (l *load) bodies() {
 	l.each(300, func(i int) { l.call("PUT", collection+"/"+large(i), configMap(large(i), 900<<10)) })
 }
 
-// watches opens so many watches of everything from the beginning, and closes them when each has seen a thousand events.
+// watches opens n watches of everything from the beginning, and closes each after a thousand events.
 func (l *load) watches(n int) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -249,7 +250,7 @@ func (l *load) watches(n int) {
 			events := bufio.NewReader(answer.Body)
 			for range 1000 {
 				if _, err := events.ReadSlice('\n'); err != nil && err != bufio.ErrBufferFull {
-					return // cut off: the machine is slow
+					return // the server has cut the watch off, because the machine is slow
 				}
 			}
 		})

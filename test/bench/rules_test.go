@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkManyRules prints what a request costs a user who may do one thing, among many users who each have a
-// ClusterRole and a binding of their own: as it goes on, after each new binding, and first after a start.
+// ClusterRole and a binding of their own: in steady state, after each new binding, and first after a start.
 func BenchmarkManyRules(b *testing.B) {
 	for _, users := range []int{100, 3000} {
 		b.Run(fmt.Sprintf("users=%d", users), func(b *testing.B) {
@@ -35,7 +35,7 @@ func BenchmarkManyRules(b *testing.B) {
 	}
 }
 
-// report reports the mean time and processor time of what is done so many times.
+// report calls do several times, and reports the mean time and the mean processor time of a call.
 func (l *load) report(what string, times int, do func(i int)) {
 	began, used := time.Now(), cpuTime(l.b, l.process.Cmd.Process.Pid)
 	for i := range times {

@@ -34,17 +34,17 @@ const (
 	podsPerNode       = 8
 	podsPerNamespace  = 1000
 	podsPerReplicaSet = 100
-	// objectsPerBatch leaves room for what is written beside each, within the 1,000 events of one append.
+	// objectsPerBatch leaves room for the other writes that each object brings, within the 1,000 events of one append.
 	objectsPerBatch = 250
-	// mostWaiting is how many events may wait for the projector while a cell is filled.
+	// mostWaiting is how many events may wait for the projector while the cell is filled.
 	mostWaiting = 20_000
 )
 
 // stored encodes objects as the registries store them.
 var stored = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
-// filler writes objects by the product's own way, but for HTTP and admission. Each is a copy of one that was made
-// through the API, with names, uids, hashes and addresses of its own.
+// filler writes objects with the product's own packages, but without HTTP and admission. Each object is a copy of one
+// that was made through the API, with its own names, uids, hashes and addresses.
 type filler struct {
 	b          testing.TB
 	projection *projection.Projection
@@ -60,7 +60,7 @@ type filler struct {
 	batches                  atomic.Int64
 }
 
-// newFiller takes the four objects of that name as the templates.
+// newFiller takes four objects with the name as templates.
 func newFiller(b testing.TB, url, bucketFolder, namespace, name string) *filler {
 	f := &filler{b: b}
 	f.open(url, bucketFolder)
@@ -71,7 +71,7 @@ func newFiller(b testing.TB, url, bucketFolder, namespace, name string) *filler 
 	return f
 }
 
-// open connects to the cell's log, whose server is another one at each step.
+// open connects to the cell's log, whose server changes with each step.
 func (f *filler) open(url, bucketFolder string) {
 	f.b.Helper()
 	conn, err := nats.Connect(url, nats.ReconnectBufSize(-1))
@@ -85,14 +85,14 @@ func (f *filler) open(url, bucketFolder string) {
 	f.no(err)
 }
 
-// head is the log's.
+// head returns the log's head.
 func (f *filler) head() uint64 {
 	v, err := f.projection.Latest(f.b.Context())
 	f.no(err)
 	return uint64(v.Revision())
 }
 
-// awaitProjector returns when the snapshot has everything.
+// awaitProjector returns when the snapshot has every event.
 func (f *filler) awaitProjector() {
 	f.b.Helper()
 	head := f.head()
@@ -104,13 +104,13 @@ func (f *filler) awaitProjector() {
 	f.b.Fatal("the projector does not keep up")
 }
 
-// forget raises the floor to the head and purges the log, as time does.
+// forget raises the floor to the head and purges the log, as would happen in time.
 func (f *filler) forget() {
 	head := eventlog.Revision(f.head())
 	f.no(f.projection.Retain(f.b.Context(), head, head))
 }
 
-// root is the newest root.
+// root reads the newest root.
 func (f *filler) root() projection.Root {
 	f.b.Helper()
 	r, err := f.projection.Root(f.b.Context())
@@ -127,7 +127,7 @@ func (f *filler) no(err error) {
 	}
 }
 
-// template reads a stored object. Encoding it again must give the bytes that the API has stored.
+// template reads a stored object. Encoding it again must give the bytes that the API stored.
 func template[T runtime.Object](f *filler, rowKey string, key *eventlog.Key) T {
 	f.b.Helper()
 	v, err := f.projection.Latest(f.b.Context())
@@ -149,7 +149,7 @@ func template[T runtime.Object](f *filler, rowKey string, key *eventlog.Key) T {
 func encoded(object runtime.Object) []byte {
 	var b bytes.Buffer
 	if err := stored.Encode(object, &b); err != nil {
-		panic(err) // it was decoded before
+		panic(err) // it was decoded above
 	}
 	return b.Bytes()
 }
@@ -162,7 +162,7 @@ func uidOf(rng *rand.Rand) types.UID {
 	random(rng, b[:])
 	id, err := uuid.NewRandomFromReader(bytes.NewReader(b[:]))
 	if err != nil {
-		panic(err) // there are enough bytes
+		panic(err) // there are enough random bytes
 	}
 	return types.UID(id.String())
 }
@@ -179,20 +179,20 @@ func digest(rng *rand.Rand) string {
 	return hex.EncodeToString(b[:])
 }
 
-// object is one that is to be written.
+// object is an object to write.
 type object struct {
 	key   eventlog.Key
 	value runtime.Object
 }
 
-// copyOf makes an object of its own of a template's.
+// copyOf gives a copy of a template its own identity, and returns its key.
 func copyOf(meta *metav1.ObjectMeta, key eventlog.Key, namespace, name string, uid types.UID) eventlog.Key {
 	meta.Namespace, meta.Name, meta.UID = namespace, name, uid
 	key.Namespace, key.Name = namespace, name
 	return key
 }
 
-// grow makes the nodes, and all that belongs to them, from one number of nodes up to another.
+// grow makes the nodes from one number up to another, and all objects that belong to them.
 func (f *filler) grow(from, to int) {
 	rng := rand.New(rand.NewPCG(1, uint64(to)))
 	for range to - from {
@@ -254,7 +254,8 @@ func address(network, i int) string {
 	return fmt.Sprintf("%d.%d.%d.%d", network, i>>16&255, i>>8&255, i&255)
 }
 
-// write writes what make returns for each number, in large batches, and lets the projector keep up.
+// write writes the objects that make returns for each number, in large batches, and waits while the projector is too
+// far behind.
 func (f *filler) write(from, to int, make func(rng *rand.Rand, i int) []object) {
 	var running sync.WaitGroup
 	var next atomic.Int64
@@ -285,7 +286,7 @@ func (f *filler) write(from, to int, make func(rng *rand.Rand, i int) []object) 
 	}
 }
 
-// put writes objects, and what belongs beside each, in one batch.
+// put writes objects, and the other writes that each brings, in one batch.
 func (f *filler) put(ctx context.Context, objects []object) error {
 	v, err := f.projection.Latest(ctx)
 	for err == nil {
@@ -307,7 +308,7 @@ func (f *filler) put(ctx context.Context, objects []object) error {
 		}
 		change := kubestore.Change{Key: o.key, After: o.value}
 		if _, exists := at.Row(); exists {
-			change.Before = o.value // whose owners are the same
+			change.Before = o.value // its owners are the same
 		}
 		beside, err := dependents.Beside(ctx, v, change)
 		if err != nil {
@@ -323,7 +324,7 @@ func (f *filler) put(ctx context.Context, objects []object) error {
 	return err
 }
 
-// renew updates so many Leases, each once, beginning with one.
+// renew updates 'count' Leases, each once, from the number 'first' on.
 func (f *filler) renew(ctx context.Context, first, count int) error {
 	var objects []object
 	for i := range count {

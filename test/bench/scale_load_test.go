@@ -22,13 +22,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// request is one to the watcher.
+// request is a request to the watcher.
 type request struct {
 	method, path, accept string
 	body                 []byte
 }
 
-// send sends a request and reads the answer to its end. Keep says that the body is wanted.
+// send sends a request and reads the whole answer. The body is returned only if keep is set.
 func (s *scale) send(r request, keep bool) (body []byte, size int64, first time.Duration, err error) {
 	q, err := http.NewRequest(r.method, s.watcher.URL()+r.path, bytes.NewReader(r.body))
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *scale) send(r request, keep bool) (body []byte, size int64, first time.
 	return kept.Bytes(), size + int64(n), first, err
 }
 
-// measure sends a request so many times, and puts the median of its times and its mean of the processor.
+// measure sends a request several times, and puts the median time and the mean processor time into the table.
 func (s *scale) measure(name string, times int, make func(i int) request) {
 	s.b.Helper()
 	before := s.cpu(s.watcher)
@@ -93,7 +93,7 @@ func get(path string) func(int) request {
 	return func(int) request { return request{method: http.MethodGet, path: path, accept: asJSON} }
 }
 
-// reads measures the reads of a watcher that has read nothing, and again.
+// reads measures reads by a watcher that has read nothing before, and again by the same watcher.
 func (s *scale) reads(nodes int) {
 	pod := func(i int) string { i = i * 7919 % (nodes * podsPerNode); return podPath(i) }
 	s.measure("get, first", 1, get(pod(1)))
@@ -119,7 +119,7 @@ func (s *scale) reads(nodes int) {
 
 func podPath(i int) string { return "/api/v1/namespaces/" + namespaceOf(i) + "/pods/" + podName(i) }
 
-// list reads all Pods once from a watcher that has read nothing.
+// list reads all Pods once, through a watcher that has read nothing before.
 func (s *scale) list(what, accept string) {
 	s.startWatcher("")
 	before, began := s.cpu(s.watcher), time.Now()
@@ -142,11 +142,11 @@ const (
 	leaseUpdates = 4000
 	leaseClients = 16
 	leaseWatches = 100
-	// pacedRate is of Lease updates a second, in batches as kubelets' would come together.
+	// pacedRate is the number of Lease updates a second. They come in batches, as updates by several kubelets would.
 	pacedRate, pacedSeconds, pacedBatch = 1000, 15, 100
 )
 
-// writes measures what is written: a Pod, Leases with and without watches, and the projector under a steady rate.
+// writes measures writes of a Pod, of Leases with and without watches, and the projector under a steady rate.
 func (s *scale) writes(nodes int) {
 	s.sameAsMade()
 	old := s.filler.head()
@@ -162,7 +162,8 @@ func (s *scale) writes(nodes int) {
 	s.oldWatch(old)
 }
 
-// sameAsMade: an update that changes nothing writes nothing, so what was filled is stored as the API would store it.
+// sameAsMade checks that the filler stores objects as the API would: then an update with the same content writes
+// nothing.
 func (s *scale) sameAsMade() {
 	for _, path := range []string{podPath(4711 % podsPerNamespace), "/api/v1/nodes/" + nodeName(7), "/apis/coordination.k8s.io/v1/namespaces/" + leaseNamespace + "/leases/" + nodeName(7)} {
 		before, _, _, err := s.send(request{http.MethodGet, path, asJSON, nil}, true)
@@ -175,7 +176,7 @@ func (s *scale) sameAsMade() {
 	}
 }
 
-// newPod is a Pod to be made, without an owner.
+// newPod returns a Pod to create, without an owner.
 func (s *scale) newPod(namespace, name string) []byte {
 	var pod map[string]any
 	s.no(json.Unmarshal([]byte(templates[podTemplate].body), &pod))
@@ -185,8 +186,8 @@ func (s *scale) newPod(namespace, name string) []byte {
 	return body
 }
 
-// renewals updates Leases as kubelets do, from a few clients, and puts the processor of each role. Each client has
-// Leases of its own, whose revisions it knows.
+// renewals updates Leases as kubelets do, from a few clients, and puts the processor time of each role. Each client has
+// its own Leases, whose revisions it knows.
 func (s *scale) renewals(name string, nodes int) {
 	leases := make([]*coordinationv1.Lease, min(leaseUpdates, nodes/leaseClients*leaseClients))
 	each := func(do func(i int) error) {
@@ -237,7 +238,7 @@ func (s *scale) renewals(name string, nodes int) {
 	s.put(name+": log CPU, µs each", float64((s.cpuOfLog()-logging).Microseconds())/leaseUpdates)
 }
 
-// watchLeases opens watches of all Leases. All of them are open when it returns.
+// watchLeases opens watches of all Leases, and returns when all are open.
 func (s *scale) watchLeases() (stop func(), received *atomic.Int64) {
 	ctx, cancel := context.WithCancel(s.b.Context())
 	received = &atomic.Int64{}
@@ -270,9 +271,10 @@ func (s *scale) watch(ctx context.Context, path string, from uint64) *http.Respo
 	return answer
 }
 
-// paced appends Lease updates at a steady rate past HTTP, and puts what the projector uses for it.
+// paced appends Lease updates at a steady rate, without HTTP, and puts the resources that the projector uses.
 func (s *scale) paced() {
-	// The log has forgotten all Leases. In a cell that goes on it has not, and then the projector looks nothing up.
+	// The log no longer has events of the Leases. In a steady cell it has, and then the projector looks nothing up. So
+	// each Lease is first updated once.
 	for i := 0; i < pacedRate*pacedSeconds; i += pacedBatch {
 		s.no(s.filler.renew(s.b.Context(), i, pacedBatch))
 	}
@@ -310,9 +312,9 @@ func (s *scale) paced() {
 	s.putRoot("after that: ")
 }
 
-const putPrice, getPrice = 5.0 / 1e6, 0.4 / 1e6 // $ a request, as in projection/replay_test.go
+const putPrice, getPrice = 5.0 / 1e6, 0.4 / 1e6 // $ per request, as in projection/replay_test.go
 
-// bucketRequests are those of the projector until now, by kind.
+// bucketRequests counts the projector's requests to the bucket until now, by kind.
 func (s *scale) bucketRequests() map[string]float64 {
 	var address string
 	for line := range strings.Lines(s.projector.Output()) {
@@ -335,7 +337,8 @@ func (s *scale) bucketRequests() map[string]float64 {
 	return found
 }
 
-// oldWatch watches the Pods of one namespace from before all writes of this step, of which the last is one of its own.
+// oldWatch watches the Pods of one namespace from before all writes of this step. The last of those writes is a Pod
+// that oldWatch creates.
 func (s *scale) oldWatch(old uint64) {
 	passed := float64(s.filler.head() - old)
 	for _, which := range []string{"first", "again"} {

@@ -1,7 +1,7 @@
 package bench
 
-// templates are made through the API; what fills a cell is copied from them. They have about the size that such objects
-// have in real clusters, with what kubelets report in their status.
+// templates are created through the API; the objects that fill a cell are copies of them. They are about as large as
+// such objects are in real clusters, with what kubelets report in their status.
 var templates = []struct{ path, body, status string }{
 	{"/api/v1/nodes", nodeBody, nodeStatus},
 	{"/apis/coordination.k8s.io/v1/namespaces/" + leaseNamespace + "/leases", leaseBody, ""},

@@ -25,9 +25,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// BenchmarkScale fills a cell with LOGPLANE_SCALE Nodes ('make bench-scale': 100,000), a Lease and eight Pods for each,
-// and prints what it costs at a sixteenth of that, an eighth, and so on. Each role is a process of its own, so that
-// its processor time is known; 'dev' is started on the same folder too.
+// BenchmarkScale fills a cell with LOGPLANE_SCALE Nodes ('make bench-scale': 100,000), and a Lease and eight Pods for
+// each. It prints the costs at a sixteenth of that number, at an eighth, and so on. Each role is a process of its own,
+// so that its processor time is known; 'dev' is started on the same folder too.
 func BenchmarkScale(b *testing.B) {
 	nodes, err := strconv.Atoi(os.Getenv("LOGPLANE_SCALE"))
 	if err != nil || nodes < 16*100 {
@@ -49,7 +49,7 @@ func BenchmarkScale(b *testing.B) {
 	s.print()
 }
 
-// scale is one cell that grows, and what was measured of it.
+// scale is one cell that grows, and what was measured in it.
 type scale struct {
 	b      *testing.B
 	folder string
@@ -61,11 +61,11 @@ type scale struct {
 	projector, watcher *product.Process
 
 	sizes   []int
-	names   []string // of what was measured, in order
+	names   []string // of the figures, in order
 	figures map[string][]float64
 }
 
-// logVariable is the folder of the log, in a process that is to be its server.
+// logVariable is the log's folder. If it is set, this process is the log's server.
 const logVariable = "LOGPLANE_BENCH_LOG"
 
 // serveLog runs the log's server, prints its URL, and returns when its input ends.
@@ -92,7 +92,7 @@ func (s *scale) no(err error) {
 	}
 }
 
-// found makes a cell as 'dev' has it on disk, and the templates of all objects.
+// found makes a cell in the form in which 'dev' keeps it on disk, and creates the templates.
 func (s *scale) found() {
 	dev := product.Dev(s.b, s.folder)
 	send := func(method, path, kind, body string) types.UID {
@@ -110,7 +110,7 @@ func (s *scale) found() {
 		return made.UID
 	}
 	send(http.MethodPost, "/api/v1/namespaces", asJSON, `{"metadata":{"name":"templates"}}`)
-	var owner types.UID // of the next one: an object whose owner is missing would be collected
+	var owner types.UID // the owner of the next template: an object whose owner is missing would be collected
 	for _, o := range templates {
 		uid := send(http.MethodPost, o.path, asJSON, strings.Replace(o.body, "OWNER", string(owner), 1))
 		if o.status != "" {
@@ -123,7 +123,7 @@ func (s *scale) found() {
 
 func (s *scale) bucket() string { return filepath.Join(s.folder, "bucket") }
 
-// startLog serves the log, and a projector follows it.
+// startLog starts the log's server.
 func (s *scale) startLog() {
 	s.log = exec.Command(os.Args[0])
 	s.log.Env = append(os.Environ(), logVariable+"="+filepath.Join(s.folder, "log"))
@@ -143,7 +143,7 @@ func (s *scale) startProjector(args ...string) {
 	s.projector = product.Run(s.b, slices.Concat([]string{"projector"}, s.where, args)...)
 }
 
-// end stops all processes, so that the next step begins with cold ones.
+// end stops all processes, so that the next step begins with cold processes.
 func (s *scale) end() {
 	for _, p := range []*product.Process{s.watcher, s.projector} {
 		if p != nil {
@@ -155,7 +155,7 @@ func (s *scale) end() {
 	_ = s.log.Wait()
 }
 
-// put keeps a figure of the current size.
+// put keeps a figure for the current size.
 func (s *scale) put(name string, value float64) {
 	if s.figures == nil {
 		s.figures = map[string][]float64{}
@@ -172,7 +172,7 @@ func (s *scale) put(name string, value float64) {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// fill brings the cell to so many nodes. It keeps nothing of the past, as an hour later.
+// fill grows the cell to a number of nodes. It keeps nothing of the past, as if an hour had passed.
 func (s *scale) fill(from, to int) {
 	s.startLog()
 	s.startProjector()
@@ -194,12 +194,12 @@ func (s *scale) fill(from, to int) {
 	s.put("fill: log CPU, µs an event", float64((s.cpuOfLog()-logging).Microseconds())/events)
 	s.put("projector VmHWM, MiB", statusOf(s.b, s.projector, "VmHWM"))
 	s.putRoot("")
-	s.filler.open(s.where[1], s.bucket()) // with the root that has everything
+	s.filler.open(s.where[1], s.bucket()) // reads the root that has everything
 	s.filler.forget()
 	s.end()
 }
 
-// putRoot puts what the snapshot is made of.
+// putRoot puts figures about the snapshot.
 func (s *scale) putRoot(when string) {
 	r, bytes := s.filler.root(), int64(0)
 	for _, segment := range r.Segments {
@@ -240,7 +240,7 @@ func folderMiB(folder string) float64 {
 	return float64(bytes) / (1 << 20)
 }
 
-// starts measures 'dev' on the folder, and leaves log, projector and watcher running.
+// starts measures the start of 'dev' on the folder, and then starts log, projector and watcher.
 func (s *scale) starts() {
 	began := time.Now()
 	dev := product.Dev(s.b, s.folder)
@@ -255,7 +255,7 @@ func (s *scale) starts() {
 	s.filler.open(s.where[1], s.bucket())
 }
 
-// startWatcher starts a watcher that has read nothing; it replaces the one before.
+// startWatcher starts a watcher, which has read nothing yet, in place of the one before.
 func (s *scale) startWatcher(what string) {
 	if s.watcher != nil {
 		s.watcher.Stop()
@@ -278,7 +278,7 @@ func (s *scale) examine() {
 	s.put("bucket with its garbage, MiB", folderMiB(s.bucket()))
 }
 
-// print prints a table with what each figure has grown by, from the smallest size to the largest.
+// print prints a table. Its last column is the growth of each figure from the smallest size to the largest.
 func (s *scale) print() {
 	fmt.Printf("\n| objects |")
 	for _, n := range s.sizes {
@@ -302,7 +302,7 @@ func (s *scale) print() {
 	}
 }
 
-// figure has three digits, or all that are before the point.
+// figure formats a number with three digits, or with all digits before the decimal point.
 func figure(f float64) string {
 	switch {
 	case math.IsNaN(f):

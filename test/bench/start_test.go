@@ -1,4 +1,4 @@
-// Package bench measures the built binary as a whole process: how soon it serves, and what it holds.
+// Package bench measures the built binary as a whole process: how soon it serves, and how much memory it holds.
 package bench
 
 import (
@@ -38,13 +38,13 @@ func logplane(b *testing.B) string {
 	return path
 }
 
-// BenchmarkExecToFirstGet is the cold start of a function: from exec to the answer of a first GET of
-// an object, on a cell whose log and bucket run already. The process is held to one core.
+// BenchmarkExecToFirstGet measures the cold start of a function: from exec to the answer to a first GET of an object,
+// on a cell whose log and bucket already run. The process has only one core.
 func BenchmarkExecToFirstGet(b *testing.B) {
 	firstGet(b, "/api/v1/namespaces/default", nil)
 }
 
-// BenchmarkExecToFirstCustomResource is the same for an object of a CustomResourceDefinition.
+// BenchmarkExecToFirstCustomResource measures the same for a custom resource.
 func BenchmarkExecToFirstCustomResource(b *testing.B) {
 	const widgets = "/apis/example.com/v1/namespaces/default/widgets"
 	firstGet(b, widgets+"/a", func(url string) {
@@ -53,7 +53,7 @@ func BenchmarkExecToFirstCustomResource(b *testing.B) {
 	})
 }
 
-// firstGet measures the first GET of processes on a cell, in which prepare makes what they get; nil for nothing.
+// firstGet measures the first GET of new processes on a cell. If prepare is not nil, it creates the objects first.
 func firstGet(b *testing.B, path string, prepare func(url string)) {
 	binary := logplane(b)
 	where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + b.TempDir()}
@@ -75,13 +75,13 @@ func firstGet(b *testing.B, path string, prepare func(url string)) {
 	measure(b, path, func(address string) []string { return append([]string{binary}, serve(address)...) })
 }
 
-// definition is of a small custom resource.
+// definition is the definition of a small custom resource.
 const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},
 	"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
 	"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
 	"spec":{"type":"object","properties":{"size":{"type":"integer","minimum":0},"name":{"type":"string"}}}}}}}]}}`
 
-// post retries while a definition that was just made is not established yet.
+// post creates an object, and tries again while a new definition is not established yet.
 func post(b *testing.B, url, body string) {
 	b.Helper()
 	eventlogtest.Eventually(b, "POST "+url, func() bool {
@@ -94,7 +94,7 @@ func post(b *testing.B, url, body string) {
 	})
 }
 
-// BenchmarkDevFromNothing is 'logplane dev' on an empty folder, from exec to /readyz answering 200.
+// BenchmarkDevFromNothing measures 'logplane dev' on an empty folder, from exec to a 200 of /readyz.
 func BenchmarkDevFromNothing(b *testing.B) {
 	binary := logplane(b)
 	measure(b, "/readyz", func(address string) []string {
@@ -102,7 +102,7 @@ func BenchmarkDevFromNothing(b *testing.B) {
 	})
 }
 
-// BenchmarkDevRestart is 'logplane dev' on a folder it has used before.
+// BenchmarkDevRestart measures 'logplane dev' on a folder that it has used before.
 func BenchmarkDevRestart(b *testing.B) {
 	binary := logplane(b)
 	folder := b.TempDir()
@@ -111,7 +111,7 @@ func BenchmarkDevRestart(b *testing.B) {
 	})
 }
 
-// measure starts the command on one core until a GET of the path answers 200, kills it and does so again.
+// measure starts the command on one core, waits until a GET of the path answers 200, and kills it, again and again.
 func measure(b *testing.B, path string, command func(address string) []string) {
 	b.Helper()
 	var peak int64
@@ -122,7 +122,7 @@ func measure(b *testing.B, path string, command func(address string) []string) {
 	b.ReportMetric(float64(peak)/1024, "peak-MiB")
 }
 
-// startOnce reports the process's peak resident memory in KiB.
+// startOnce starts the command once, and returns the process's peak resident memory in KiB.
 func startOnce(b *testing.B, path string, command []string) int64 {
 	b.Helper()
 	cmd := exec.Command("taskset", append([]string{"-c", "0"}, command...)...)
@@ -143,7 +143,7 @@ func startOnce(b *testing.B, path string, command []string) int64 {
 	return cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss
 }
 
-// awaitOK asks again every half millisecond: the benchmark's resolution.
+// awaitOK asks every half millisecond, which is the resolution of the benchmark.
 func awaitOK(b *testing.B, url string) {
 	b.Helper()
 	await(b, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startTimeout}, url)

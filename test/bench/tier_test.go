@@ -25,7 +25,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// protocol is what clients speak to the watchers.
+// protocol is the protocol between clients and watchers.
 type protocol string
 
 const (
@@ -33,7 +33,7 @@ const (
 	http2 protocol = "http2" // HTTP/2 over TLS, a connection for a hundred watches
 )
 
-// tier is a cell's processes, apart from this one, which holds the log's server and the clients.
+// tier is a cell's processes. This process holds the log's server and the clients.
 type tier struct {
 	b        *testing.B
 	binary   string
@@ -43,15 +43,15 @@ type tier struct {
 	secure   []string // the watchers' flags for HTTPS
 	trusted  *x509.CertPool
 	watchers []*process
-	roles    map[string][]*exec.Cmd // all processes, those that have ended too
+	roles    map[string][]*exec.Cmd // all processes, including those that have ended
 	// front is the one address that clients know.
 	front string
 
 	writer    *http.Client
-	throttled atomic.Int64 // writes that were told to come again
+	throttled atomic.Int64 // writes that were told to try again
 }
 
-// process is one watcher; it is replaced at the same address.
+// process is one watcher; after a restart the next one has the same address.
 type process struct {
 	address string
 	cmd     *exec.Cmd
@@ -79,7 +79,7 @@ func newTier(b *testing.B, watchers int, over protocol) *tier {
 	return c
 }
 
-// certify makes a certificate for this run.
+// certify makes a certificate for this benchmark.
 func (c *tier) certify() {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", []net.IP{{127, 0, 0, 1}}, nil)
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *tier) url(address string) string {
 	return "http://" + address
 }
 
-// client speaks the tier's protocol. With HTTP/2 it has one connection.
+// client returns a client for the tier's protocol. With HTTP/2 it has one connection.
 func (c *tier) client() *http.Client {
 	t := &http.Transport{MaxIdleConns: 1, ReadBufferSize: 2048, WriteBufferSize: 1024}
 	if c.over == http2 {
@@ -143,14 +143,14 @@ func (c *tier) run(p *process) {
 	await(c.b, c.client(), c.url(p.address)+"/readyz")
 }
 
-// restart stops a watcher as a rolling upgrade does, and starts the next one in its place.
+// restart stops a watcher as a rolling upgrade does, and then starts the next one in its place.
 func (c *tier) restart(p *process) {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	_ = p.cmd.Wait()
 	c.run(p)
 }
 
-// watcherAddress is not one that a connection may take as its own side while the watcher restarts.
+// watcherAddress returns a free address whose port no outgoing connection can take while the watcher restarts.
 func watcherAddress() string {
 	for {
 		address := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)) // Linux gives connections ports from 32768
@@ -161,8 +161,8 @@ func watcherAddress() string {
 	}
 }
 
-// call sends a request to the API process, again if it is told to come again, and returns the revision of
-// what came back and when the request that was answered was sent.
+// call sends a request to the API process, and again for as long as it is told to. It returns the revision in the
+// answer, and when the request that got it was sent.
 func (c *tier) call(method, path, contentType, body string) (revision uint64, sent time.Time) {
 	for {
 		sent = time.Now()
@@ -172,11 +172,11 @@ func (c *tier) call(method, path, contentType, body string) (revision uint64, se
 			c.throttled.Add(1)
 			time.Sleep(after)
 			continue
-		case http.StatusConflict: // four writers at once had the luck, none of this was written
+		case http.StatusConflict: // the write lost to another four times in a row; nothing of it was written
 			continue
 		case http.StatusOK, http.StatusCreated:
 		default:
-			panic(fmt.Sprintf("%s %s: %d %s", method, path, code, data)) // on any goroutine
+			panic(fmt.Sprintf("%s %s: %d %s", method, path, code, data)) // a panic, since this may run on any goroutine
 		}
 		var o struct {
 			Metadata struct{ ResourceVersion string }
@@ -206,7 +206,7 @@ func (c *tier) send(method, path, contentType, body string) (code int, after tim
 	return answer.StatusCode, retryAfter(answer), data
 }
 
-// retryAfter is what an answer asks to wait, 0 if it does not.
+// retryAfter returns how long an answer asks to wait, 0 if it does not.
 func retryAfter(answer *http.Response) time.Duration {
 	seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
 	return time.Duration(seconds) * time.Second
@@ -221,7 +221,8 @@ func residentBytes(b *testing.B, pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// cpuByRole is what each kind of process has used so far; 'clients' is this one, the log's server included.
+// cpuByRole returns the processor time that each kind of process has used; 'clients' is this process, including the
+// log's server.
 func (c *tier) cpuByRole() map[string]time.Duration {
 	used := map[string]time.Duration{"clients": cpuTime(c.b, os.Getpid())}
 	for role, processes := range c.roles {
@@ -236,7 +237,7 @@ func (c *tier) cpuByRole() map[string]time.Duration {
 	return used
 }
 
-// logCPU says which share of a core each kind of process took since an earlier time.
+// logCPU logs the share of a core that each kind of process has used since an earlier time.
 func (c *tier) logCPU(before map[string]time.Duration, elapsed time.Duration) {
 	var shares []string
 	for role, used := range c.cpuByRole() {
@@ -246,7 +247,7 @@ func (c *tier) logCPU(before map[string]time.Duration, elapsed time.Duration) {
 	c.b.Logf("CPU, in percent of one core: %s", strings.Join(shares, ", "))
 }
 
-// cpuTime is of all threads, in ticks of 10 ms.
+// cpuTime returns the processor time of all threads of a process, in units of 10 ms.
 func cpuTime(b *testing.B, pid int) time.Duration {
 	fields := processFile(b, pid, "stat")
 	user, err := strconv.Atoi(fields[13])

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// watchesOf is how many watches the benchmarks of this file may open: they take minutes, so that they run
-// only when LOGPLANE_BENCH_WATCHES says so ('make bench-watch').
+// watchesOf returns how many watches a benchmark of this file may open. These benchmarks take minutes, so they run only
+// if LOGPLANE_BENCH_WATCHES is set ('make bench-watch').
 func watchesOf(b *testing.B, want int) int {
 	most, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_WATCHES"))
 	if err != nil || most < want {
@@ -27,9 +27,9 @@ func eachProtocol(b *testing.B, run func(b *testing.B, over protocol)) {
 	}
 }
 
-// BenchmarkRollingRestart: 10,000 watches over three watcher processes behind one address, all three
-// restarted one after the other under 200 writes/s. No client may notice: nothing lost, nothing repeated, no
-// list, no 410.
+// BenchmarkRollingRestart: 10,000 watches over three watcher processes behind one address, which are restarted one
+// after another under 200 writes/s. No client may notice: no event is lost or repeated, and there is no list and no
+// 410.
 func BenchmarkRollingRestart(b *testing.B) {
 	eachProtocol(b, func(b *testing.B, over protocol) {
 		n := watchesOf(b, 10_000)
@@ -63,7 +63,7 @@ func fanOut(b *testing.B, over protocol, n int) {
 	f := &fleet{tier: newTier(b, 1, over), namespaces: 1, objects: 16}
 	f.create()
 	pid := f.watchers[0].cmd.Process.Pid
-	await(b, f.client(), f.url(f.front)+f.collection(0)+"?watch=1") // what is built on first use
+	await(b, f.client(), f.url(f.front)+f.collection(0)+"?watch=1") // so that what is built on first use exists
 	before := residentBytes(b, pid)
 	f.watch(n)
 	memory := float64(residentBytes(b, pid)-before) / float64(n)
@@ -77,9 +77,9 @@ func fanOut(b *testing.B, over protocol, n int) {
 	b.ReportMetric(used.Seconds()/elapsed.Seconds()*100, "cpu-%")
 }
 
-// BenchmarkUpdateStorm: 25 watches on 10,000 ConfigMaps, each of which is updated in four rounds, by 1,000
-// clients at once. Every watch gets every update, a million events. Lag is counted from the moment the update
-// was sent, the time it took to be written included, and from the moment its answer was there.
+// BenchmarkUpdateStorm: 25 watches on 10,000 ConfigMaps, all of which are updated in four rounds, by 1,000 clients at
+// once. Every watch gets every update, a million events. Lag is counted from the moment an update was sent, which
+// includes the time of the write, and also from the moment its answer had arrived.
 func BenchmarkUpdateStorm(b *testing.B) {
 	const watches, objects, rounds, writers = 25, 10_000, 4, 1000
 	watchesOf(b, watches+writers)

@@ -21,6 +21,7 @@ import (
 )
 
 // notConformed are the conformance tests that are not run, one a line, each group below the reason.
+//
 //go:embed testdata/conformance.txt
 var notConformed string
 

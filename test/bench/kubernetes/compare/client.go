@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
-// client sends the script's requests to one side and records the answers.
+// client sends the script's requests to one side, and records the answers.
 type client struct {
 	ctx     context.Context
 	http    *http.Client
@@ -31,30 +31,30 @@ type client struct {
 	record  *record
 }
 
-// record holds answers by request; the same request sent again has a number behind it.
+// record holds the answers by request. If the same request is sent again, a number is added to its name.
 type record struct {
 	keys    []string
 	answers map[string]answer
 }
 
-// answer is what came back; document is the body decoded, or its text.
+// answer is an answer; document is its decoded body, or the body's text.
 type answer struct {
 	status   int
 	header   http.Header
 	document any
 }
 
-// request is one of the script's.
+// request is a request of the script.
 type request struct {
 	method, path, body  string
 	accept, contentType string
 	header              map[string]string
 	user                string // "" is a member of system:masters
-	// summarize, if set, reduces a document that is too long to be compared as a whole.
+	// summarize, if set, shortens a document that is too long to be compared in full.
 	summarize func(any) any
-	// secret is a text in the request that differs from side to side.
+	// secret is a text in the request that differs between the sides.
 	secret string
-	// quiet keeps the answer out of the record: the script only wants to know it.
+	// quiet keeps the answer out of the record, because only the script needs it.
 	quiet bool
 }
 
@@ -70,7 +70,7 @@ func newClient(ctx context.Context, s *side.System) (*client, error) {
 	}, nil
 }
 
-// key names the request, the same on both sides.
+// key returns a name for the request, which is the same on both sides.
 func (r request) key() string {
 	words := []string{r.method, maskPath(r.path)}
 	for name, value := range map[string]string{"as": r.accept, "sending": r.contentType, "by": r.user} {
@@ -89,7 +89,7 @@ func (r request) key() string {
 	return strings.Join(words, " ")
 }
 
-// withoutSecret is a text that repeats what the request had.
+// withoutSecret replaces the request's secret in a text of the answer.
 func (r request) withoutSecret(text string) string {
 	if r.secret == "" {
 		return text
@@ -97,7 +97,7 @@ func (r request) withoutSecret(text string) string {
 	return strings.ReplaceAll(text, r.secret, "<secret>")
 }
 
-// do sends a request and records what comes back. A failure to get an answer is recorded as one.
+// do sends a request and records the answer. If there is no answer, it records the error.
 func (c *client) do(r request) answer {
 	a := c.send(r)
 	if r.quiet {
@@ -154,7 +154,7 @@ func (c *client) send(r request) answer {
 	return answer{status: got.StatusCode, header: got.Header, document: decode(got.Header.Get("Content-Type"), body, strings.Contains(r.path, "watch=") || strings.Contains(r.path, "/watch/"))}
 }
 
-// decode understands every representation, so that what is compared is what a client would make of it.
+// decode decodes a body in any representation, so that the comparison sees what a client would.
 func decode(contentType string, body []byte, stream bool) any {
 	media, _, _ := mime.ParseMediaType(contentType)
 	var document any
@@ -166,7 +166,8 @@ func decode(contentType string, body []byte, stream bool) any {
 		return decodeStream(body)
 	case stream && strings.Contains(media, "kubernetes.protobuf") || stream && strings.Contains(media, "cbor"):
 		return "a stream" // not decoded
-	case media == "application/json", media == "application/jwk-set+json", media == "text/plain" && body[0] == '{': // upstream's index of OpenAPI v3
+	// upstream's index of OpenAPI v3 has this type
+	case media == "application/json", media == "application/jwk-set+json", media == "text/plain" && body[0] == '{':
 		err = json.Unmarshal(body, &document)
 	case media == "application/yaml":
 		err = yaml.Unmarshal(body, &document)
@@ -184,7 +185,7 @@ func decode(contentType string, body []byte, stream bool) any {
 	if err != nil {
 		return string(body)
 	}
-	document, _ = roundTrip(document) // numbers of one type
+	document, _ = roundTrip(document) // so that all numbers have one type
 	return document
 }
 
@@ -196,7 +197,7 @@ func roundTrip(v any) (document any, err error) {
 	return document, json.Unmarshal(text, &document)
 }
 
-// decodeStream returns the events of a watch that ended.
+// decodeStream returns the events of a watch that has ended.
 func decodeStream(body []byte) any {
 	events := []any{}
 	lines := bufio.NewScanner(bytes.NewReader(body))
@@ -211,7 +212,7 @@ func decodeStream(body []byte) any {
 	return events
 }
 
-// at finds a string in the document: "metadata.resourceVersion".
+// at returns the string at a path of the document, such as "metadata.resourceVersion".
 func (a answer) at(path string) string {
 	var v any = a.document
 	for _, name := range strings.Split(path, ".") {
@@ -222,7 +223,7 @@ func (a answer) at(path string) string {
 	return text
 }
 
-// conditions are those in its status.
+// conditions returns the conditions in the object's status.
 func (a answer) conditions() []any {
 	object, _ := a.document.(map[string]any)
 	status, _ := object["status"].(map[string]any)
@@ -230,7 +231,7 @@ func (a answer) conditions() []any {
 	return all
 }
 
-// json is the document as a body of another request, after a change.
+// json changes the document, and returns it as the body of another request.
 func (a answer) json(change func(map[string]any)) string {
 	document, _ := roundTrip(a.document)
 	object, _ := document.(map[string]any)
@@ -262,13 +263,13 @@ func (c *client) delete(path, body string) answer {
 	return c.do(request{method: "DELETE", path: path, body: body})
 }
 
-// vanish makes an object go that may have finalizers.
+// vanish deletes an object, even if it has finalizers.
 func (c *client) vanish(path string) {
 	c.do(request{method: "PATCH", path: path, body: `{"metadata":{"finalizers":null}}`, contentType: mergePatch, quiet: true})
 	c.do(request{method: "DELETE", path: path, quiet: true})
 }
 
-// The forms of PATCH.
+// The types of PATCH.
 const (
 	jsonPatch      = "application/json-patch+json"
 	mergePatch     = "application/merge-patch+json"
@@ -280,8 +281,8 @@ func (c *client) patch(kind, path, body string) answer {
 	return c.do(request{method: "PATCH", path: path, body: body, contentType: kind})
 }
 
-// together runs n parts of the script that do not touch each other, some at once, since watches take their time.
-// What they record comes in order.
+// together runs n parts of the script that are independent of each other, several at once, since watches take time.
+// Their answers are recorded in order.
 func (c *client) together(n int, part func(*client, int)) {
 	parts := make([]client, n)
 	var group errgroup.Group
@@ -309,12 +310,13 @@ func (c *client) watch(path string) answer {
 	return c.get(path + join + "watch=1&timeoutSeconds=1")
 }
 
-// until sends a request until it is answered with the status.
+// until repeats a request until the answer has the status.
 func (c *client) until(status int, r request) answer {
 	return c.await(r, func(a answer) bool { return a.status == status })
 }
 
-// await sends a request until the answer is as wanted, for what happens behind both servers, and records the last one.
+// await repeats a request until the answer is as wanted, for what happens in the background, and records the last
+// answer.
 func (c *client) await(r request, wanted func(answer) bool) answer {
 	quiet := r
 	quiet.quiet = true

@@ -20,7 +20,7 @@ func manager(name string) map[string]any {
 	return map[string]any{"manager": name, "operation": "Update"}
 }
 
-// What no two servers share is no difference; a value, a missing element and an order are.
+// Values that no two servers share do not count as a difference; another value, a missing element and another order do.
 func TestDifferences(t *testing.T) {
 	one, two, three := object("a", "1", "red"), object("b", "2", "red"), object("c", "3", "red")
 	for name, c := range map[string]struct {
@@ -48,7 +48,7 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// A difference that nobody has explained ends the program with an error, and so does an explanation of none.
+// An unexplained difference ends the program with an error, and so does an explanation without a difference.
 func TestReport(t *testing.T) {
 	unexplained := recordOf(200, object("a", "1", "red"))
 	if !report(unexplained, recordOf(200, object("a", "1", "blue")), false, false) {

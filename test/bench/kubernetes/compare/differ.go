@@ -8,11 +8,11 @@ import (
 	"slices"
 )
 
-// difference is one value that the two sides do not share.
+// difference is one value that differs between the two sides.
 type difference struct {
 	request      string
 	at           string // "status", "header.X", or a path in the body
-	ours, theirs any    // absent{} where there is none
+	ours, theirs any    // absent{} if that side has no value
 
 	ourStatus, theirStatus int
 }
@@ -37,12 +37,12 @@ func show(v any) string {
 	return string(text)
 }
 
-// headers are those that mean something to a client.
+// headers are the headers that mean something to a client.
 var headers = []string{
 	"Content-Type", "Warning", "Retry-After", "Location", "Allow", "Vary", "Cache-Control", "Www-Authenticate", "Content-Encoding", "X-Content-Type-Options",
 }
 
-// present are headers of which only the presence is compared.
+// present are the headers of which only the presence is compared.
 var present = []string{"Etag", "Audit-Id", "Last-Modified"}
 
 // differences compares two records, in the order of the first.
@@ -122,7 +122,7 @@ func (d *differ) diffObjects(at string, x, y map[string]any) {
 	}
 }
 
-// namesOf are the names in x or y, in order.
+// namesOf returns the names in x or y, sorted.
 func namesOf(x, y map[string]any) []string {
 	names := slices.AppendSeq(slices.Collect(maps.Keys(x)), maps.Keys(y))
 	slices.Sort(names)
@@ -136,7 +136,7 @@ func valueOf(object map[string]any, name string) any {
 	return absent{}
 }
 
-// diffLists compares elements that have names by name, texts as a set, and others by place.
+// diffLists compares elements with names by their names, texts as a set, and other elements by their places.
 func (d *differ) diffLists(at string, x, y []any) {
 	xs, ys := byName(x), byName(y)
 	if xs == nil || ys == nil {
@@ -167,7 +167,7 @@ func (d *differ) diffLists(at string, x, y []any) {
 	}
 }
 
-// byName is nil where an element has no name or shares one.
+// byName returns the elements by name, nil if one has no name or shares it.
 func byName(list []any) map[string]any {
 	named := map[string]any{}
 	for _, element := range list {

@@ -1,11 +1,11 @@
-// Command compare sends the same requests to Logplane and to kube-apiserver with etcd, and prints where their
-// answers differ without being meant to. It exits with 1 if there is such a difference.
+// Command compare sends the same requests to Logplane and to kube-apiserver with etcd, and prints each difference
+// between their answers that is not intended. It exits with 1 if there is one.
 //
 //  1. Both sides start, each on an empty folder (package side), with the same users and RBAC.
-//  2. One script (script_*.go) runs on both at once. It may use what an answer says, such as a resourceVersion, in
-//     a later request; every answer is recorded under the request that it answers.
-//  3. What differs from run to run is masked (mask.go): uids, times, revisions, addresses, tokens.
-//  4. The records are compared (differ.go), and what is meant is taken away (meant.go).
+//  2. One script (script_*.go) runs on both at once. It may use what an answer says, such as a resourceVersion, in a
+//     later request; every answer is recorded under the request that it answers.
+//  3. Values that vary from run to run are masked (mask.go): uids, times, revisions, addresses, tokens.
+//  4. The records are compared (differ.go), and intended differences are taken away (meant.go).
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
-// kubernetesArgs make of kube-apiserver what Logplane is by default.
+// kubernetesArgs give kube-apiserver the defaults of Logplane.
 var kubernetesArgs = []string{
 	"--anonymous-auth=false",
 }
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// compare reports whether there is a difference that is not meant.
+// compare returns whether there is a difference that is not intended.
 func compare(ctx context.Context, only string, all bool) (bool, error) {
 	binaries, err := side.Find("logplane", "nats-server", "etcd", "kube-apiserver")
 	if err != nil {
@@ -103,7 +103,7 @@ func play(ctx context.Context, s side.Side, only string) (_ *record, err error) 
 	return c.record, ctx.Err()
 }
 
-// report prints the differences. Without the whole script an entry of the list may well find nothing.
+// report prints the differences. If only a part of the script ran, an entry of the list may match nothing.
 func report(ours, theirs *record, whole, all bool) bool {
 	unexplained, explained := 0, 0
 	used := map[*intention]bool{}

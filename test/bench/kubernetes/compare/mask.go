@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// masked are the fields whose values no two servers share. That they are set is compared.
+// masked are the fields whose values always differ between two servers. Only whether they are set is compared.
 var masked = map[string]bool{
 	"uid": true, "resourceVersion": true, "creationTimestamp": true, "deletionTimestamp": true, "time": true,
 	"lastTransitionTime": true, "lastUpdateTime": true, "continue": true, "nodePort": true, "healthCheckNodePort": true,
@@ -17,7 +17,7 @@ var masked = map[string]bool{
 	"serverRelativeURL": true,
 }
 
-// The same in texts.
+// replacements mask the parts of texts that differ from run to run.
 var replacements = []struct {
 	pattern *regexp.Regexp
 	by      string
@@ -33,7 +33,7 @@ var replacements = []struct {
 	{regexp.MustCompile(`("?resourceVersion"?[:=]"?)\d{1,7}\b`), "$1<revision>"},
 	{regexp.MustCompile(`(in record \(|in object meta: )\d+`), "$1<revision>"},
 	{regexp.MustCompile(`Invalid value: "\{.*\}": `), `Invalid value: "<object>": `},
-	{regexp.MustCompile(`Key: (/registry)?/`), "Key: /"}, // nobody reads where it is stored
+	{regexp.MustCompile(`Key: (/registry)?/`), "Key: /"}, // clients do not see the key
 	{regexp.MustCompile(`\b(\d+):\d{5}/`), "$1:<port>/"},
 	{regexp.MustCompile(`\bBad_[a-z0-9]{5}\b`), "Bad_<suffix>"},
 	{regexp.MustCompile(`(continue=)[A-Za-z0-9_%-]{20,}`), "$1<token>"},
@@ -52,8 +52,8 @@ func maskText(s string) string {
 
 func maskPath(s string) string { return maskText(s) }
 
-// mask returns the document with what differs from run to run
-// replaced, after what the request itself says of its texts.
+// mask returns the document with what differs from run to run replaced. The function text is applied first to each
+// text.
 func mask(v any, text func(string) string) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -66,7 +66,7 @@ func mask(v any, text func(string) string) any {
 					continue
 				}
 			}
-			out[maskText(name)] = mask(value, text) // managed fields name owners by their uids
+			out[maskText(name)] = mask(value, text) // managed fields contain uids of owners
 		}
 		for name := range unordered {
 			if list, ok := out[name].([]any); ok {
@@ -86,12 +86,12 @@ func mask(v any, text func(string) string) any {
 	return v
 }
 
-// unordered are lists whose order depends on whether a second passed between two writes, or on nothing at all, and by
-// what they are sorted.
+// unordered are the lists whose order has no meaning, or depends on whether a second has passed between two writes. The
+// functions return the keys by which they are sorted.
 var unordered = map[string]func(any) string{"managedFields": managerOf, "resourceRules": show, "nonResourceRules": show}
 
-// sameEvent is true for two events of a watch that tell the same. Upstream writes an apply that changes nothing where
-// a second has passed, and two managers change places.
+// sameEvent says whether two events of a watch are the same MODIFIED event. Upstream writes an apply without changes if
+// a second has passed since the last one, and then two managers change places.
 func sameEvent(a, b any) bool {
 	event, ok := a.(map[string]any)
 	return ok && event["type"] == "MODIFIED" && reflect.DeepEqual(a, b)
@@ -117,7 +117,7 @@ func shorten(s string) string {
 
 func sortWords(words []string) { slices.Sort(words) }
 
-// pause is between two questions whether something has happened.
+// pause waits between two requests that ask whether something has happened.
 func pause(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// intention is a difference that is meant, and why. Rows are those
-// of api.md. The narrower an entry, the less hides behind it.
+// intention is an intended difference, and the reason for it. Rows are those of api.md. The narrower an entry is, the
+// fewer mistakes it hides.
 type intention struct {
-	request, at  string // regular expressions; at matches the whole of it
+	request, at  string // regular expressions; at must match the whole path
 	ours, theirs int    // statuses of the answers; 0 is any
 	why          string
-	maybe        bool // it is not there in every run
+	maybe        bool // the difference is not there in every run
 }
 
-// intentions are all of them. An entry that matches nothing in a whole run must go.
+// intentions are all intended differences. An entry that matches nothing in a whole run must be removed.
 var intentions = []intention{
 	// Paths and discovery.
 	{request: `: GET /(index.html)?$`, at: `body\.paths\[/(healthz|livez|readyz|metrics|debug|logs|apis/history\.logplane\.dev|openapi|statusz|flagz)\b.*`, why: "each lists the health checks and paths that it has"},
@@ -29,7 +29,7 @@ var intentions = []intention{
 	{request: `GET /openapi/v3/(api/v1/)?$`, at: `status|header\..*`, ours: 200, theirs: 404, why: "a slash at the end is forgiven; upstream lists '/openapi/v3/' and does not serve it"},
 	{at: `header\.X-Content-Type-Options|header\.Content-Type|body|body\.details\.causes`, ours: 404, theirs: 404, why: "an unknown path is a Status here (row 55), upstream a text"},
 
-	// The past and transactions (rows 73 and 74) are served by us alone.
+	// The past and transactions (rows 73 and 74), which only Logplane serves.
 	{request: ` /(openapi/v3/)?apis/history\.logplane\.dev\b`, at: `request`, why: "a group of ours"},
 	{request: `GET /apis/?`, at: `body\.(groups|items)\[history\.logplane\.dev\]`, why: "a group of ours"},
 	{request: `GET /openapi/v[23]$`, at: `body\.(paths\./?apis/history\.logplane\.dev\b|definitions\.dev\.logplane\.history\.v1\.).*`, why: "a group of ours"},
@@ -39,7 +39,7 @@ var intentions = []intention{
 
 	{request: `reading: GET .* as text/csv$`, at: `status|header\.Content-Type|body`, ours: 200, theirs: 406, why: "a representation of ours (row 52)"},
 
-	// What is behind the API.
+	// Differences in what is behind the API.
 	{request: `componentstatuses`, at: `.*`, why: "the one component is the log: there is no etcd, and nobody knows of a scheduler or controller manager"},
 	{request: `/apiservices`, at: `.*managedFields\[(logplane|kube-apiserver) Update status apiregistration.k8s.io/v1\]`, why: "written here by init and the lifecycle, there by controllers of kube-apiserver (row 65)"},
 	{request: `/(flowschemas|prioritylevelconfigurations)`, at: `header\.Warning|.*\.status\.conditions(\[(Dangling|Enforced)\])?`, why: "priority and fairness is not enforced, and every object says so; upstream's controller says what it found"},
@@ -62,7 +62,7 @@ var intentions = []intention{
 	{request: `customresourcedefinitions`, at: `body\.(rows\[.*\]\.object\.)?metadata\.managedFields\[kube-apiserver Update status apiextensions.k8s.io/v1\]`, why: "names are accepted in the write itself, by nobody else"},
 	{request: `POST .*/customresourcedefinitions`, at: `body\.status\.(acceptedNames\..*|conditions)`, ours: 201, theirs: 201, why: "names are accepted in the write itself (docs/decisions/custom-resources.md)"},
 
-	// Where upstream answers 500 to a request that is wrong (internal/apiserver/corrections.go), and other errors.
+	// Upstream answers 500 to a wrong request (internal/apiserver/corrections.go), and other errors.
 	{request: `resourceVersion=(1?x|-1)$`, at: `status|body(\[0\])?\.(code|reason|message)`, ours: 400, theirs: 500, why: "not a revision"},
 	{request: `sending application/apply-patch\+yaml .*("observedGeneration":1|"nothing":1)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "not a field of the schema"},
 	{request: `bindings \{(\}$|.*"target":)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "a name is missing, or a target that is no node"},
@@ -77,7 +77,7 @@ var intentions = []intention{
 	{request: `gadgets sending application/vnd.kubernetes.protobuf`, at: `.*`, ours: 415, theirs: 0, why: "upstream panics"},
 }
 
-// compiled are the expressions of the intentions.
+// compiled returns the regular expressions of the intentions.
 var compiled = sync.OnceValue(func() [][2]*regexp.Regexp {
 	var all [][2]*regexp.Regexp
 	for _, i := range intentions {
@@ -86,7 +86,7 @@ var compiled = sync.OnceValue(func() [][2]*regexp.Regexp {
 	return all
 })
 
-// meant is nil if the difference is not.
+// meant returns the intention that explains the difference, nil if there is none.
 func meant(d difference) *intention {
 	for i, expressions := range compiled() {
 		if why := intentions[i]; why.ours != 0 && why.ours != d.ourStatus || why.theirs != 0 && why.theirs != d.theirStatus {

@@ -1,12 +1,12 @@
 package main
 
-// part is a section of the script; its requests are named after it.
+// part is a section of the script; the names of its requests begin with its name.
 type part struct {
 	name string
 	run  func(*client)
 }
 
-// script is everything that is sent, in this order: the parts share the servers.
+// script is all parts, in order: later parts see the objects of earlier ones.
 var script = []part{
 	{"discovery", discovery},
 	{"bootstrap", bootstrap},
@@ -29,7 +29,7 @@ var script = []part{
 	{"updates", updates},
 }
 
-// A namespace of the script's own.
+// A namespace for the script.
 const (
 	home    = "/api/v1/namespaces/compare"
 	appHome = "/apis/apps/v1/namespaces/compare"

@@ -11,7 +11,8 @@ func pod(name, spec string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"part":"pods"}},"spec":{"containers":[{"name":"c","image":"i"%s}]}}`, name, spec)
 }
 
-// admission has rules of each kind that are kept in objects, and asks for what they refuse and change.
+// admission creates every kind of admission rule that is kept in objects, and sends requests that the rules refuse or
+// change.
 func admission(c *client) {
 	const (
 		ruled    = "/api/v1/namespaces/ruled"
@@ -20,7 +21,7 @@ func admission(c *client) {
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"ruled","labels":{"pod-security.kubernetes.io/enforce":"restricted","pod-security.kubernetes.io/warn":"restricted"}}}`)
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"misruled","labels":{"pod-security.kubernetes.io/enforce":"wrong","pod-security.kubernetes.io/warn-version":"v0"}}}`)
 	c.do(request{method: "POST", path: ruled + "/serviceaccounts", body: `{"metadata":{"name":"default"}}`, quiet: true})
-	refusedUntil := func(r request) { // the rule is known
+	refusedUntil := func(r request) { // repeats the request until the rule is in force
 		dry := r
 		dry.path, dry.quiet = r.path+"?dryRun=All", true
 		c.await(dry, func(a answer) bool { return a.status >= 400 })
@@ -106,7 +107,7 @@ func admission(c *client) {
 	c.post(ruled+"/resourcequotas", `{"metadata":{"name":"q"},"spec":{"hard":{"secrets":"1","count/configmaps":"1x"}}}`)
 }
 
-// tokens asks for tokens of service accounts that differ in their life and what they are bound to.
+// tokens requests tokens of service accounts, with different lifetimes and bound to different objects.
 func tokens(c *client) {
 	const token = home + "/serviceaccounts/default/token"
 	bound := c.post(home+"/secrets", `{"metadata":{"name":"bound"}}`).at("metadata.uid")
@@ -132,7 +133,7 @@ func tokens(c *client) {
 	c.do(request{method: "GET", path: home + "/secrets", user: "account"})
 }
 
-// selecting uses the fields by which lists can be selected.
+// selecting uses the fields that lists can be selected by.
 func selecting(c *client) {
 	fields := map[string][]string{
 		"/api/v1/pods":                   {"spec.nodeName=n", "status.phase!=Pending", "spec.restartPolicy=Always", "spec.schedulerName=x", "spec.serviceAccountName=default", "spec.hostNetwork=false", "status.podIP=1.2.3.4", "status.nominatedNodeName=", "spec.none=x"},
@@ -158,7 +159,7 @@ func selecting(c *client) {
 	}
 }
 
-// caching asks whether a document has changed.
+// caching asks whether a document has changed, by its ETag.
 func caching(c *client) {
 	for _, path := range []string{"/openapi/v3/apis/apps/v1", "/openapi/v2", "/api", "/apis", "/version", "/api/v1"} {
 		for _, accept := range []string{"", aggregated} {
@@ -177,7 +178,7 @@ func caching(c *client) {
 	}
 }
 
-// pods are changed by many, each by its own subresource.
+// pods changes Pods through each of their subresources.
 func pods(c *client) {
 	const one = home + "/pods/p"
 	c.post(home+"/pods", pod("p", `,"resources":{"requests":{"cpu":"1"},"limits":{"cpu":"1"}}`))
@@ -224,7 +225,7 @@ func pods(c *client) {
 	}
 }
 
-// updates change what may not be changed, and what is counted.
+// updates changes fields that are immutable, and fields that change the generation.
 func updates(c *client) {
 	for _, s := range samples {
 		if s.kind == "Event" || s.kind == "FlowSchema" || s.kind == "PriorityLevelConfiguration" || s.kind == "APIService" {

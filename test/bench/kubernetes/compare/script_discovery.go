@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// discovery asks what there is, of every path that either server lists.
+// discovery asks for the groups and resources, at every path that either server lists.
 func discovery(c *client) {
 	for _, path := range []string{"/", "/index.html", "/version", "/version/", "/healthz", "/livez", "/readyz", "/healthz/ping", "/api", "/apis"} {
 		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"} {
@@ -37,7 +37,7 @@ func discovery(c *client) {
 	}
 }
 
-// anyKey leaves out which public keys there are.
+// anyKey blanks the public keys, so that only their number is compared.
 func anyKey(document any) any {
 	set, _ := document.(map[string]any)
 	keys, _ := set["keys"].([]any)
@@ -49,7 +49,7 @@ func anyKey(document any) any {
 	return document
 }
 
-// apiPaths are the groups and versions that the server lists.
+// apiPaths returns the groups and versions that the server lists.
 func apiPaths(c *client) []string {
 	listed, _ := c.do(request{method: "GET", path: "/", quiet: true}).document.(map[string]any)
 	all, _ := listed["paths"].([]any)
@@ -82,7 +82,7 @@ func openapi(c *client) {
 	c.do(request{method: "GET", path: "/openapi"})
 }
 
-// hashed keeps the names of paths, definitions and schemas, and hashes what they are.
+// hashed keeps the names of paths, definitions and schemas, and replaces their content by a hash.
 func hashed(document any) any {
 	out := map[string]any{}
 	top, ok := document.(map[string]any)
@@ -108,7 +108,7 @@ func hashed(document any) any {
 	return out
 }
 
-// withoutOurs leaves our group out of those that share a definition.
+// withoutOurs removes Logplane's own group from the groups that share a definition.
 func withoutOurs(definition any) any {
 	const kinds = "x-kubernetes-group-version-kind"
 	d, _ := definition.(map[string]any)
@@ -118,7 +118,7 @@ func withoutOurs(definition any) any {
 	return definition
 }
 
-// bootstrap reads what is there before anybody has written.
+// bootstrap reads the objects that exist before any client has written.
 func bootstrap(c *client) {
 	for _, path := range []string{
 		"/api/v1/namespaces", "/api/v1/services", "/api/v1/serviceaccounts", "/api/v1/configmaps", "/api/v1/secrets", "/api/v1/nodes", "/api/v1/endpoints",
@@ -131,12 +131,13 @@ func bootstrap(c *client) {
 		c.get(path)
 	}
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"compare"}}`)
-	// Nobody admits a Pod without it. Logplane makes it with its namespace, kube-controller-manager afterwards.
+	// Without this service account, no Pod is admitted. Logplane creates it with its namespace; with upstream,
+	// kube-controller-manager would create it later.
 	c.do(request{method: "POST", path: home + "/serviceaccounts", body: `{"metadata":{"name":"default"}}`, quiet: true})
 }
 
-// everyResource asks the same of each resource that discovery knows: what an empty collection answers, and what
-// is refused before anything is stored.
+// everyResource sends the same requests for each resource in discovery: what an empty collection answers, and what is
+// refused before anything is stored.
 func everyResource(c *client) {
 	for _, group := range apiPaths(c) {
 		found, _ := c.do(request{method: "GET", path: group, quiet: true}).document.(map[string]any)

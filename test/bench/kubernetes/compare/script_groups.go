@@ -21,11 +21,11 @@ const gadgetSchema = `"schema":{"openAPIV3Schema":{"type":"object","properties":
 const gadgetMore = `,"subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas","labelSelectorPath":".status.selector"}},
 "additionalPrinterColumns":[{"name":"Size","type":"integer","jsonPath":".spec.size"},{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}],"selectableFields":[{"jsonPath":".spec.color"}]`
 
-// customResources leads definitions and their objects through their lives.
+// customResources creates, changes and deletes definitions and their objects.
 func customResources(c *client) {
 	const objects = "/apis/compare.example/v1/namespaces/compare/gadgets"
 	v1 := `{"name":"v1","served":true,"storage":true,` + gadgetSchema + gadgetMore + `}`
-	// Another schema: upstream refuses selectable fields where all versions have the same one.
+	// The schema differs, because upstream refuses selectable fields if all versions have the same schema.
 	v2 := `{"name":"v2","served":true,"storage":false,` + strings.Replace(gadgetSchema, `"maximum":9`, `"maximum":99`, 1) + `}`
 	c.get(objects)
 	for _, broken := range []string{
@@ -95,7 +95,7 @@ func customResources(c *client) {
 	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
 	c.until(404, request{method: "GET", path: objects + "/from-yaml"})
 	c.until(404, request{method: "GET", path: "/apis/compare.example/v2", quiet: true})
-	// The names are free for the other definition, and then again for this one.
+	// The other definition gets the names first; after its deletion they go to this one.
 	c.await(request{method: "GET", path: crds + "/clashes.compare.example"}, condition("Established", "True"))
 	c.post(crds, crd("gadgets", "Gadget", "", v1))
 	c.await(request{method: "GET", path: crds + "/gadgets.compare.example"}, condition("NamesAccepted", "False"))
@@ -107,7 +107,7 @@ func customResources(c *client) {
 	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
 }
 
-// condition wants one of a definition's conditions to be so.
+// condition returns a check that one of a definition's conditions has the status.
 func condition(kind, status string) func(answer) bool {
 	return func(a answer) bool {
 		for _, one := range a.conditions() {
@@ -119,7 +119,7 @@ func condition(kind, status string) func(answer) bool {
 	}
 }
 
-// namespaces end with what is in them; kube-apiserver by itself has nobody who empties them.
+// namespaces deletes namespaces with and without finalizers. kube-apiserver by itself does not empty them.
 func namespaces(c *client) {
 	const all = "/api/v1/namespaces"
 	c.post(all, `{"metadata":{"name":"Bad_Name"}}`)
@@ -139,7 +139,7 @@ func namespaces(c *client) {
 	c.getAs(asTable, all+"/compare")
 }
 
-// access is what users without rights are told, and what reviews say about them.
+// access compares the answers to users without rights, and those of reviews about them.
 func access(c *client) {
 	for _, user := range []string{"stranger", "unknown", "nobody"} {
 		for _, path := range []string{"/", "/api", "/apis/apps", "/apis/apps/v1", "/version", "/healthz", "/readyz", "/metrics", "/openapi/v3/apis/apps/v1", home + "/configmaps", "/api/v1/nodes", "/api/v1/namespaces/compare", "/apis/none.example/v1/things", "/nothing", crds} {

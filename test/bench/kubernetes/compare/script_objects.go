@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// sample is a smallest object of a kind, to be led through its life.
+// sample is a smallest object of a kind, which the script creates, changes and deletes.
 type sample struct {
 	path, kind string
 	version    string
@@ -82,20 +82,20 @@ func (s sample) name() string {
 		return "v1.remote.example"
 	case "IPAddress":
 		return "192.0.2.7"
-	case "Event", "HorizontalPodAutoscaler": // the same objects in two groups
+	case "Event", "HorizontalPodAutoscaler": // these have the same objects in two groups
 		return "sample-" + s.label()
 	}
 	return "sample"
 }
 
-// label tells the objects of one group and version from others.
+// label returns a label value for the objects of the sample's group and version.
 func (s sample) label() string { return strings.NewReplacer("/", "-", ".", "-").Replace(s.version) }
 
 func (s sample) object(name string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"labels":{"part":%q}},%s}`, s.version, s.kind, name, s.label(), s.spec)
 }
 
-// objects leads an object of every kind through its life.
+// objects creates, changes and deletes an object of every kind.
 func objects(c *client) {
 	c.together(len(samples), func(c *client, i int) { live(c, samples[i]) })
 }
@@ -104,7 +104,7 @@ func live(c *client, s sample) {
 	one := s.path + "/" + s.name()
 	c.post(s.path+"?dryRun=All", s.object(s.name()))
 	created := c.post(s.path+"?fieldManager=creator", s.object(s.name()))
-	if s.kind == "APIService" || s.kind == "FlowSchema" { // somebody says in time whether it works
+	if s.kind == "APIService" || s.kind == "FlowSchema" { // a controller on both sides sets conditions soon
 		created = c.await(request{method: "GET", path: one, quiet: true}, func(a answer) bool { return len(a.conditions()) > 0 })
 	}
 	revision := created.at("metadata.resourceVersion")
@@ -155,7 +155,7 @@ func live(c *client, s sample) {
 func subresource(c *client, s sample, one, sub string) {
 	got := c.get(one + "/" + sub)
 	if sub == "finalize" {
-		return // it would be gone
+		return // the object would be gone
 	}
 	c.getAs(asTable, one+"/"+sub)
 	if sub == "scale" {
@@ -173,7 +173,7 @@ func subresource(c *client, s sample, one, sub string) {
 	c.patch(applyYAML, one+"/"+sub+"?fieldManager=status", fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q},"status":{"observedGeneration":1}}`, s.version, s.kind, s.name()))
 }
 
-// label sets a label of an object.
+// label returns a change that sets a label of an object.
 func label(name, value string) func(map[string]any) {
 	return func(o map[string]any) {
 		metadata, _ := o["metadata"].(map[string]any)

@@ -9,7 +9,7 @@ func configMap(name string, more string) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q%s}}`, name, more)
 }
 
-// reading asks for revisions, pages, selectors and representations of a few ConfigMaps.
+// reading compares revisions, pages, selectors and representations, on a few ConfigMaps.
 func reading(c *client) {
 	const maps = home + "/configmaps"
 	for i := range 7 {
@@ -42,7 +42,7 @@ func reading(c *client) {
 			if at != "" {
 				query += "&resourceVersion=" + at
 			}
-			if at != "999999999" || match == "NotOlderThan" { // each waits for three seconds
+			if at != "999999999" || match == "NotOlderThan" { // each such request waits for three seconds
 				c.get(query)
 			}
 		}
@@ -76,7 +76,7 @@ func reading(c *client) {
 	c.get("/api/v1/componentstatuses/scheduler")
 }
 
-// writing is about creates, updates, patches and deletes that are not the simplest.
+// writing compares creates, updates, patches and deletes that are not the simplest.
 func writing(c *client) {
 	const maps = home + "/configmaps"
 	one := maps + "/w"
@@ -95,7 +95,8 @@ func writing(c *client) {
 	c.post(maps+"?dryRun=Some", configMap("w", ""))
 	c.post(maps+"?dryRun=", configMap("dry-empty", ""))
 	c.post(maps+"?fieldManager="+strings.Repeat("x", 200), configMap("w", ""))
-	owner := c.post(maps, configMap("owner", "")).at("metadata.uid") // it must be there: who has no owner left is collected
+	// the owner must exist: an object whose owners are all gone is collected
+	owner := c.post(maps, configMap("owner", "")).at("metadata.uid")
 	c.post(maps+"?pretty=true", configMap("w", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":"`+owner+`"}]`))
 	c.put(maps+"/created-by-put", configMap("created-by-put", ""))
 	c.put("/apis/coordination.k8s.io/v1/namespaces/compare/leases/by-put", `{"metadata":{"name":"by-put"},"spec":{}}`)
@@ -138,7 +139,7 @@ func writing(c *client) {
 		c.patch(strategicPatch, appHome+"/deployments/patched", body)
 		c.patch(mergePatch, appHome+"/deployments/patched?fieldValidation=Strict", body)
 	}
-	// Who collects garbage waits for this one, which does not go.
+	// A dependent that stays, so that the deletion of its owner waits for it.
 	c.do(request{method: "POST", path: maps, quiet: true, body: configMap("dependent", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"w","blockOwnerDeletion":true,"uid":"`+c.get(one).at("metadata.uid")+`"}]`)})
 	c.delete(one, `{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Foreground"}`)
 	c.get(one)
@@ -151,7 +152,8 @@ func writing(c *client) {
 	for _, body := range []string{`{"orphanDependents":true,"propagationPolicy":"Orphan"}`, `{"orphanDependents":true}`, `{"gracePeriodSeconds":-1}`, `{"gracePeriodSeconds":"x"}`, `{"dryRun":["All"]}`, `{"dryRun":["Some"]}`, `{"unknown":1}`, `nonsense`, `{"kind":"ConfigMap","apiVersion":"v1"}`, `{"ignoreStoreReadErrorWithClusterBreakingPotential":true}`} {
 		c.post(maps, configMap("d", ""))
 		c.delete(maps+"/d", body)
-		if !strings.Contains(body, "orphan") { // kube-apiserver by itself has nobody who orphans, and ours is soon done
+		// kube-apiserver by itself does not orphan dependents, and Logplane soon does
+		if !strings.Contains(body, "orphan") {
 			c.get(maps + "/d")
 		}
 		c.vanish(maps + "/d")
@@ -177,7 +179,7 @@ func writing(c *client) {
 	c.delete("/api/v1/namespaces", "")
 }
 
-// badInput is what no client should send.
+// badInput sends requests that no client should send.
 func badInput(c *client) {
 	const maps = home + "/configmaps"
 	for _, body := range []string{``, `{`, `[]`, `"x"`, `1`, `null`, `{"kind":"ConfigMap"}`, `{"kind":"ConfigMap","apiVersion":"v2"}`, `{"kind":"ConfigMap","apiVersion":"apps/v1"}`, `{"metadata":"x"}`, `{"metadata":{"name":5}}`, `{"metadata":{"name":"x"},"data":{"a":1}}`, `{"metadata":{"name":"x"},"data":{"":"x"}}`, `{"metadata":{"name":"x"},"binaryData":{"a":"***"}}`, `{"metadata":{"name":"x","labels":{"a":"` + strings.Repeat("b", 64) + `"}}}`, `{"metadata":{"name":"x","annotations":{"a":"` + strings.Repeat("b", 300000) + `"}}}`, `{"metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("b", 1100000) + `"}}`, `{"metadata":{"name":"` + strings.Repeat("n", 254) + `"}}`, `{"metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("b", 4000000) + `"}}`, strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000), "\xff\xfe"} {
@@ -202,7 +204,7 @@ func badInput(c *client) {
 	c.do(request{method: "GET", path: maps, header: map[string]string{"X-HTTP-Method-Override": "DELETE"}})
 }
 
-// watches read what has happened until they end.
+// watches compares watches of past events, which end by themselves.
 func watches(c *client) {
 	const maps = home + "/configmaps"
 	c.post(maps, `{"metadata":{"name":"watched","labels":{"in":"yes"}},"data":{"n":"0"}}`)
@@ -232,7 +234,7 @@ func watches(c *client) {
 	c.together(len(all), func(c *client, i int) { c.do(all[i]) })
 }
 
-// services hold addresses and ports that nobody else may have.
+// services creates Services that compete for addresses and ports.
 func services(c *client) {
 	const all = home + "/services"
 	post := func(name, spec string) { c.post(all, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{%s}}`, name, spec)) }

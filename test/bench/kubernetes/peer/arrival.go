@@ -12,23 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrivals is a TCP connection that knows when the bytes that were read last had arrived at its socket. The
-// kernel takes the time, so that it does not matter how soon this program reads. It is outside of the runtime's
-// poller: there nothing that arrives wakes anybody, so that a sender's write costs the sender nothing of its reader.
+// arrivals is a TCP connection that knows when the bytes that were last read had arrived at its socket. The kernel
+// takes that time, so it does not matter how soon this program reads. The connection is outside of the runtime's
+// poller: arriving bytes wake no goroutine of the reader, so the reader adds nothing to the cost of the sender's write.
 type arrivals struct {
-	net.Conn // only for what nobody calls
+	net.Conn // only for the methods that are not used here
 	fd       int
-	kept     []arrived // taken out of the socket and not read yet
-	last     time.Time // when what was read last had arrived
+	kept     []arrived // taken out of the socket, but not read yet
+	last     time.Time // when the bytes that were last read had arrived
 }
 
-// arrived is what one look at the socket found; the time is of its last byte.
+// arrived is what one receive from the socket returned; at is the arrival of its last byte.
 type arrived struct {
 	bytes []byte
 	at    time.Time
 }
 
-// dialArrivals connects to an IPv4 address. Read fails if nothing comes for a time.
+// dialArrivals connects to an IPv4 address. Read fails if nothing arrives within patience.
 func dialArrivals(address string, patience time.Duration) (*arrivals, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -48,7 +48,7 @@ func dialArrivals(address string, patience time.Duration) (*arrivals, error) {
 	return &arrivals{fd: fd}, err
 }
 
-// take empties the socket and keeps what was in it for Read, as it is. It never waits.
+// take receives the bytes that are in the socket, and keeps them for Read. It never waits.
 func (a *arrivals) take(scratch []byte) error {
 	n, at, err := receive(a.fd, scratch, unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
@@ -60,7 +60,7 @@ func (a *arrivals) take(scratch []byte) error {
 	return err
 }
 
-// Read implements io.Reader. It never mixes what two looks at the socket found.
+// Read implements io.Reader. It never returns bytes of two receives together.
 func (a *arrivals) Read(p []byte) (n int, err error) {
 	if len(a.kept) > 0 {
 		first := &a.kept[0]
@@ -78,7 +78,7 @@ func (a *arrivals) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Write implements io.Writer; a socket that blocks takes all.
+// Write implements io.Writer. A blocking socket takes all bytes.
 func (a *arrivals) Write(p []byte) (int, error) { return unix.Write(a.fd, p) }
 
 // Close implements io.Closer.

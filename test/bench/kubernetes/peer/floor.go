@@ -11,14 +11,15 @@ import (
 
 const (
 	floorWatches = 200
-	floorFrame   = 1400 // bytes, about what an event of a ConfigMap of 1 KiB has
+	floorFrame   = 1400 // bytes, about the size of an event of a ConfigMap of 1 KiB
 	floorRounds  = 100
 	floorPause   = 40 * time.Millisecond
 )
 
-// bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the
-// writing of one frame to all connections began it has arrived at half of them, and at 99 of 100, if nothing
-// is done but to write it, on all processors at once. Both are medians over the rounds, in milliseconds.
+// bareWrites returns the shortest times in which any fan-out could work on this machine. It writes one frame to all
+// connections, on all processors at once, and does nothing else. The results are the times from the first write until
+// the frame has arrived at half of the connections, and at 99 of 100. Both are medians over the rounds, in
+// milliseconds.
 func bareWrites() (half, nearlyAll float64, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,7 +39,7 @@ func bareWrites() (half, nearlyAll float64, err error) {
 	}
 	var halves, nearlyAlls []float64
 	for range floorRounds {
-		time.Sleep(floorPause) // the processors are as idle as between two creates
+		time.Sleep(floorPause) // the processors are then as idle as between two creates
 		began := time.Now()
 		if err := writeAll(writers); err != nil {
 			return 0, 0, err

@@ -23,7 +23,7 @@ const (
 	namespace = "load" // the objects that are listed
 	clients   = 16
 	pageSize  = 500
-	pause     = 2 * time.Second // before memory is looked at: what a start or a load set off has ended by then
+	pause     = 2 * time.Second // before memory is measured: work that a start or a load has begun is done by then
 
 	configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
 	widgets    = "/apis/peer.example.com/v1/namespaces/" + namespace + "/widgets"
@@ -33,7 +33,7 @@ const (
 	asCBOR     = "application/cbor"
 )
 
-// load is what a round puts on a side; the fields are its sizes (see parse).
+// load is what a round does to a side; the fields are its sizes (see parse).
 type load struct {
 	objects, singles, lists int
 	watching                time.Duration
@@ -44,7 +44,7 @@ type load struct {
 	client kubernetes.Interface // JSON, one connection
 }
 
-// step measures one thing and reports its figures, named as it is.
+// step measures one thing, and reports figures that are named after it.
 type step struct {
 	name string
 	run  func(ctx context.Context, name string) error
@@ -72,7 +72,7 @@ func (l load) steps() []step {
 	}
 }
 
-// ofCustomResources come after memory was looked at.
+// ofCustomResources returns the steps that come after memory was measured.
 func (l load) ofCustomResources() []step {
 	return []step{
 		{"create custom resources, 16 clients", l.createWidgets},
@@ -107,7 +107,7 @@ func (l load) run(ctx context.Context, s *side.System, report reporter) (err err
 	return l.take(ctx, l.ofCustomResources())
 }
 
-// take takes the steps that were asked for.
+// take runs the chosen steps.
 func (l load) take(ctx context.Context, steps []step) error {
 	for _, step := range steps {
 		if !strings.Contains(step.name, l.only) {
@@ -120,7 +120,7 @@ func (l load) take(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// measure runs one step, under a profile if there is to be one.
+// measure runs one step, under a profile if --profiles is given.
 func (l load) measure(ctx context.Context, step step) error {
 	profile, err := l.profile(ctx, step.name)
 	if err != nil {
@@ -132,8 +132,8 @@ func (l load) measure(ctx context.Context, step step) error {
 	return profile()
 }
 
-// counted sends n requests and reports the processor time that the side's processes took for one of them, and that of
-// this process, their client.
+// counted sends n requests, and reports the mean processor time for one of them, of the side's processes and of this
+// process, their client.
 func (l load) counted(name string, n int, send func() error) error {
 	server, client, err := l.processorTime()
 	if err != nil {
@@ -163,7 +163,7 @@ func (l load) memory(name string) error {
 	return err
 }
 
-// connect is a client with a connection of its own and without limits.
+// connect returns a client with its own connection and without rate limits.
 func connect(s *side.System, contentType string) (*kubernetes.Clientset, error) {
 	c := rest.CopyConfig(s.Config)
 	c.QPS = -1
@@ -172,24 +172,24 @@ func connect(s *side.System, contentType string) (*kubernetes.Clientset, error) 
 	return kubernetes.NewForConfig(c)
 }
 
-// create is of one client that waits for each answer.
+// create measures one client that waits for each answer.
 func (l load) create(ctx context.Context, name string) error {
 	return l.singly(name, func(i int) error { return createOne(ctx, l.client, fmt.Sprintf("single-%05d", i)) })
 }
 
-// createTogether is of 16 clients at once, until the namespace holds as many objects as are listed later.
+// createTogether measures 16 clients at once. Afterwards the namespace holds all objects that later steps list.
 func (l load) createTogether(ctx context.Context, name string) error {
 	return l.together(ctx, name, l.objects-l.singles, func(ctx context.Context, client kubernetes.Interface, i int) error {
 		return createOne(ctx, client, fmt.Sprintf("together-%05d", i))
 	})
 }
 
-// createWidgets makes as many custom resources, after their definition.
+// createWidgets creates as many custom resources, after their definition.
 func (l load) createWidgets(ctx context.Context, name string) error {
 	if err := post(ctx, l.client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition); err != nil {
 		return err
 	}
-	begun := time.Now() // kube-apiserver serves a definition some seconds after it was made
+	begun := time.Now() // kube-apiserver serves a new definition only after some seconds
 	for err := post(ctx, l.client, widgets, widget("first")); err != nil; err = post(ctx, l.client, widgets, widget("first")) {
 		if time.Since(begun) > 30*time.Second {
 			return err
@@ -201,7 +201,7 @@ func (l load) createWidgets(ctx context.Context, name string) error {
 	})
 }
 
-// together has 16 clients send n requests.
+// together lets 16 clients send n requests in all.
 func (l load) together(ctx context.Context, name string, n int, send func(ctx context.Context, client kubernetes.Interface, i int) error) error {
 	n = n / clients * clients
 	begun := time.Now()
@@ -231,7 +231,7 @@ func post(ctx context.Context, client kubernetes.Interface, path, body string) e
 	return client.CoreV1().RESTClient().Post().AbsPath(path).SetHeader("Content-Type", asJSON).Body([]byte(body)).Do(ctx).Error()
 }
 
-// delete deletes the objects that one client has made.
+// delete measures the deletion of the objects that one client has made.
 func (l load) delete(ctx context.Context, name string) error {
 	return l.singly(name, func(i int) error {
 		return l.client.CoreV1().ConfigMaps(namespace).Delete(ctx, fmt.Sprintf("single-%05d", i), metav1.DeleteOptions{})
@@ -245,7 +245,7 @@ func (l load) get(ctx context.Context, name string) error {
 	})
 }
 
-// update writes each object once more, with its resourceVersion; the get before it is not in the figure.
+// update measures one update of each object, with its resourceVersion; the list before that is not part of the figure.
 func (l load) update(ctx context.Context, name string) error {
 	maps := l.client.CoreV1().ConfigMaps(namespace)
 	list, err := maps.List(ctx, metav1.ListOptions{Limit: int64(l.singles)})
@@ -263,7 +263,7 @@ func (l load) update(ctx context.Context, name string) error {
 	})
 }
 
-// singly sends requests one after the other and reports their median and 99th percentile.
+// singly sends requests one after another, and reports their median and 99th percentile.
 func (l load) singly(name string, send func(i int) error) error {
 	took, err := l.timed(name, l.singles, send)
 	if err != nil {
@@ -274,7 +274,7 @@ func (l load) singly(name string, send func(i int) error) error {
 	return nil
 }
 
-// timed sends n requests one after the other and returns how many milliseconds each took.
+// timed sends n requests one after another, and returns how many milliseconds each took.
 func (l load) timed(name string, n int, send func(i int) error) (took []float64, err error) {
 	took = make([]float64, n)
 	return took, l.counted(name, n, func() error {
@@ -289,8 +289,8 @@ func (l load) timed(name string, n int, send func(i int) error) (took []float64,
 	})
 }
 
-// list reads all objects in one answer, of the most recent state, without decoding or decompressing it, by so many
-// clients at once. The first list of the round may find objects that a side has not kept.
+// list reads all objects of the most recent state in one answer, from several clients at once, and neither decodes nor
+// decompresses it. The first list of a round may find objects that a side has not cached.
 func (l load) list(path, selector, accept, encoding string, together int) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		took, err := l.timed(name, l.lists, func(int) error {
@@ -317,16 +317,16 @@ func (l load) list(path, selector, accept, encoding string, together int) func(c
 	}
 }
 
-// read is the body of one list request. It comes as through a proxy: Logplane does not compress what goes to its own
-// machine.
+// read returns the body of one list request. The request has a Via header, as if it came through a proxy, because
+// Logplane does not compress answers to its own machine.
 func (l load) read(ctx context.Context, path, accept, encoding string, o metav1.ListOptions) (io.ReadCloser, error) {
 	return l.client.CoreV1().RESTClient().Get().AbsPath(path).
 		SetHeader("Accept", accept).SetHeader("Accept-Encoding", encoding).SetHeader("Via", "1.1 proxy").
 		Param("limit", fmt.Sprint(o.Limit)).Param("continue", o.Continue).Param("labelSelector", o.LabelSelector).Stream(ctx)
 }
 
-// pages walks all objects 500 at a time, as an informer without streaming lists does. Of a page it decodes only the
-// token, which the next one needs.
+// pages reads all objects in pages of 500, as an informer without streaming lists does. It decodes only the continue
+// token of a page, which the next request needs.
 func (l load) pages(ctx context.Context, name string) error {
 	took, err := l.timed(name, l.lists, func(int) error {
 		o := metav1.ListOptions{Limit: pageSize}
@@ -342,7 +342,7 @@ func (l load) pages(ctx context.Context, name string) error {
 	return err
 }
 
-// page reads a page as protobuf and returns its token, which is near its beginning.
+// page reads a page as protobuf, and returns its continue token, which is near the beginning.
 func (l load) page(ctx context.Context, o metav1.ListOptions) (token string, err error) {
 	body, err := l.read(ctx, configMaps, asProtobuf, "identity", o)
 	if err != nil {
@@ -357,7 +357,8 @@ func (l load) page(ctx context.Context, o metav1.ListOptions) (token string, err
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return "", err
 	}
-	// A prefix, and an envelope of two fields: the list's type, and the list, whose first field is its metadata.
+	// The body has a prefix, and an envelope of two fields: the list's type, and the list, whose first field is its
+	// metadata.
 	rest := bytes.TrimPrefix(begin[:n], []byte("k8s\x00"))
 	rest = rest[max(0, protowire.ConsumeFieldValue(1, protowire.BytesType, rest[1:]))+1:]
 	_, head := protowire.ConsumeVarint(rest[1:])
@@ -376,7 +377,7 @@ func createOne(ctx context.Context, client kubernetes.Interface, name string) er
 	return err
 }
 
-// configMap has about 1 KiB, of which a part is different in each.
+// configMap returns a ConfigMap of about 1 KiB, part of which differs from object to object.
 func configMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "peer", "name": name}},
@@ -384,13 +385,13 @@ func configMap(name string) *corev1.ConfigMap {
 	}
 }
 
-// definition is of the custom resources that are listed.
+// definition is the definition of the custom resources that are listed.
 const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.peer.example.com"},
 	"spec":{"group":"peer.example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
 	"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
 	"spec":{"type":"object","properties":{"text":{"type":"string"},"size":{"type":"integer"}}}}}}}]}}`
 
-// widget has about as much in it as a ConfigMap of this load.
+// widget returns a custom resource that is about as large as a ConfigMap of this load.
 func widget(name string) string {
 	return fmt.Sprintf(`{"apiVersion":"peer.example.com/v1","kind":"Widget","metadata":{"name":%q,"labels":{"app":"peer","name":%q}},"spec":{"size":%d,"text":%q}}`,
 		name, name, len(name), strings.Repeat(name+" ", 900/(len(name)+1)))

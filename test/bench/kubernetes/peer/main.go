@@ -1,9 +1,9 @@
-// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on
-// disk, one after the other on this machine, and prints the medians and their ratios.
+// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on disk, one
+// after the other on this machine, and prints the medians and their ratios.
 //
-// A side is one of the two. A round starts a side on an empty folder, puts the load on it and ends it;
-// the sides take turns, and each goes first in every other round, so that what else the machine does
-// falls on both. The load (load.go, watch.go) is a row of steps; each step reports one or more figures.
+// A side is one of the two. A round starts a side on an empty folder, runs the load and stops the side. The sides take
+// turns, and each goes first in every other round, so that other work of the machine affects both alike. The load
+// (load.go, watch.go) is a series of steps; each step reports one or more figures.
 package main
 
 import (
@@ -22,8 +22,8 @@ import (
 // options bound the run.
 type options struct {
 	rounds int
-	budget time.Duration // no round is begun after this, and everything ends at twice it
-	only   string        // the side to run, both if empty
+	budget time.Duration // no round begins after this time, and everything stops after twice this time
+	only   string        // the only side to run; both if empty
 	load   load
 }
 

@@ -21,14 +21,14 @@ import (
 	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
-// stream is a watch that only tells events apart, and takes next to nothing of the machine for it. It reads when
-// it is asked to and no further, which net/http's client does not do: so it is known when each event arrived.
+// stream is a watch that only separates events, which takes very little processor time. Unlike net/http's client, it
+// reads only when it is asked to, and not ahead. So it is known when each event arrived.
 type stream struct {
 	arrivals *arrivals
 	body     io.Reader
 }
 
-// openStream asks for the bytes of a protobuf watch, by HTTP/2 over TLS or by HTTP/1.1 without, as client-go would.
+// openStream opens a protobuf watch as client-go would, by HTTP/2 over TLS or by HTTP/1.1 without TLS.
 func openStream(ctx context.Context, s *side.System, revision string) (viewer, error) {
 	path := "/api/v1/namespaces/" + watched + "/configmaps?watch=1&resourceVersion=" + revision
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Config.Host+path, nil)
@@ -68,10 +68,10 @@ func checkStatus(code int) error {
 	return nil
 }
 
-// collect takes what has arrived out of the socket.
+// collect takes the bytes that have arrived out of the socket.
 func (s *stream) collect(scratch []byte) error { return s.arrivals.take(scratch) }
 
-// next reads a frame: its length, then that many bytes. It came when its last byte arrived.
+// next reads a frame: its length, then that many bytes. The frame's time is the arrival of its last byte.
 func (s *stream) next() (time.Time, []byte, error) {
 	var length [4]byte
 	if _, err := io.ReadFull(s.body, length[:]); err != nil {
@@ -84,7 +84,7 @@ func (s *stream) next() (time.Time, []byte, error) {
 
 func (s *stream) stop() { _ = s.arrivals.Close() }
 
-// What net/http's client allows a server to send before it hears more.
+// As many bytes as net/http's client allows a server to send before the next window update.
 const (
 	streamWindow     = 4 << 20
 	connectionWindow = 1 << 30
@@ -130,7 +130,7 @@ func askHTTP2(conn net.Conn, config *rest.Config, request *http.Request) (io.Rea
 	return m, err
 }
 
-// receive reads one frame; head says that it was the head of the answer.
+// receive reads one frame. It returns head if that was the answer's header.
 func (m *multiplexed) receive() (head bool, err error) {
 	frame, err := m.ReadFrame()
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
-// reporter takes one figure of a round. Of every figure, less is better.
+// reporter takes one figure of a round. For every figure, less is better.
 type reporter func(name, unit string, value float64)
 
-// table collects the figures of both sides, rows in the order of their first report.
+// table collects the figures of both sides. Rows are in the order of their first report.
 type table struct {
 	rows []*row
 }
 
 type row struct {
 	name, unit string
-	values     [2][]float64 // by side, one per round
+	values     [2][]float64 // by side, one for each round
 }
 
 func (t *table) column(side int) reporter {
@@ -48,7 +48,7 @@ func (t *table) print(w io.Writer, sides []side.Side) error {
 	return tabs.Flush()
 }
 
-// short keeps three digits.
+// short formats a number with three digits.
 func short(v float64) string {
 	digits := 2
 	if v >= 10 {
@@ -60,7 +60,7 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64)
 }
 
-// quantile of values in any order, 0 of none.
+// quantile returns a quantile of values in any order, 0 if there are none.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0

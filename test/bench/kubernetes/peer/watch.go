@@ -21,15 +21,16 @@ import (
 const (
 	watched      = "watched" // the namespace of the watch steps
 	watchTimeout = time.Minute
-	// writesInFlight bounds the creates that wait for their answers: a side that cannot keep up is sent fewer a second.
+	// writesInFlight bounds the creates that wait for their answers: a side that cannot keep up gets fewer creates a
+	// second.
 	writesInFlight = 8
 )
 
 // viewer is one watch, on a connection of its own.
 type viewer interface {
-	// collect takes what has arrived, without looking at it, while objects are written.
+	// collect takes what has arrived out of the socket without looking at it. It is called while objects are written.
 	collect(scratch []byte) error
-	// next waits for one more event and says when it came, and what holds its object's name.
+	// next waits for the next event. It returns when that came, and bytes that contain its object's name.
 	next() (came time.Time, held []byte, err error)
 	stop()
 }
@@ -37,8 +38,8 @@ type viewer interface {
 // open starts a watch of the namespace from a revision.
 type open func(ctx context.Context, s *side.System, revision string) (viewer, error)
 
-// watch writes so many objects a second while n watches look on. The lag is from the moment a create is sent until
-// the event has come; so a write is part of it. What came is decrypted and looked at when all has been written.
+// watch creates perSecond objects a second, while n watches run. The lag is from the moment when a create is sent until
+// its event has come, so it includes the write. Events are decrypted and examined after the last create.
 func (l load) watch(n, perSecond int, open open) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout)
@@ -48,7 +49,8 @@ func (l load) watch(n, perSecond int, open open) func(context.Context, string) e
 			return err
 		}
 		cadence := time.Second / time.Duration(perSecond)
-		w := &writes{prefix: fmt.Sprintf("seen-%d-", time.Now().UnixNano()), sent: make([]time.Time, l.watching/cadence)} // the steps share a namespace
+		// the steps share a namespace
+		w := &writes{prefix: fmt.Sprintf("seen-%d-", time.Now().UnixNano()), sent: make([]time.Time, l.watching/cadence)}
 		if err := w.encode(); err != nil {
 			return err
 		}
@@ -76,7 +78,7 @@ func (l load) openAll(ctx context.Context, n int, open open) ([]viewer, error) {
 
 // writes are the creates of one step.
 type writes struct {
-	prefix string // of their names; a number follows
+	prefix string // of the objects' names; a number follows
 	bodies [][]byte
 	sent   []time.Time
 	took   time.Duration
@@ -84,7 +86,7 @@ type writes struct {
 
 const digits = 5
 
-// encode makes the bodies before the first is sent, so that a create is sent as soon as it is said to be.
+// encode makes all bodies before the first create, so that a create is sent at the time that is noted for it.
 func (w *writes) encode() (err error) {
 	w.bodies = make([][]byte, len(w.sent))
 	for i := range w.bodies {
@@ -97,7 +99,7 @@ func (w *writes) encode() (err error) {
 	return nil
 }
 
-// number says which create made the object whose name is in the bytes.
+// number returns the number of the create whose object's name is in the bytes.
 func (w *writes) number(held []byte) (int, error) {
 	_, rest, found := bytes.Cut(held, []byte(w.prefix))
 	if !found || len(rest) < digits {
@@ -110,9 +112,10 @@ func (w *writes) number(held []byte) (int, error) {
 	return i, err
 }
 
-// write creates at a fixed cadence and notes when; a create does not wait for the answer to the one before. What
-// came is collected half-way to the next create, when most events should long have arrived, so that it
-// takes little processor from who sends them; and once more shortly before the next, which separates two late ones.
+// write creates at a fixed cadence, and notes when each create was sent. A create does not wait for the answer to the
+// one before. Events are collected twice before the next create: half-way to it, when most events should long have
+// arrived, so that the collection takes little processor time from the senders; and once more shortly before it, which
+// separates late events of two creates.
 func (l load) write(ctx context.Context, w *writes, cadence time.Duration, viewers []viewer) error {
 	creates, ctx := errgroup.WithContext(ctx)
 	creates.SetLimit(writesInFlight)
@@ -154,10 +157,11 @@ func collect(viewers []viewer, scratch []byte) error {
 	return nil
 }
 
-// sightings are when one watch saw each of the creates.
+// sightings are the times at which one watch saw the creates.
 type sightings struct {
 	came []time.Time
-	// joined is how many arrived together with a later one, so that theirs is that one's time: at most as early.
+	// joined counts the events that came together with a later one. They have that event's time, which is never earlier
+	// than their own.
 	joined int
 }
 
@@ -215,7 +219,7 @@ func (l load) reportLags(name string, w *writes, viewers []viewer) error {
 	return nil
 }
 
-// decoded is a watch by client-go, which reads and decodes all the time.
+// decoded is a watch by client-go, which reads and decodes events as they come.
 type decoded struct {
 	watch.Interface
 	seen chan sighting
@@ -226,7 +230,7 @@ type sighting struct {
 	came  time.Time
 }
 
-// openDecoded watches as every client does. An event has come when it is decoded.
+// openDecoded opens a watch in the way that every client does. An event counts as come when it is decoded.
 func openDecoded(ctx context.Context, s *side.System, revision string) (viewer, error) {
 	client, err := connect(s, asProtobuf)
 	if err != nil {
@@ -236,7 +240,7 @@ func openDecoded(ctx context.Context, s *side.System, revision string) (viewer, 
 	if err != nil {
 		return nil, err
 	}
-	d := decoded{w, make(chan sighting, 1<<10)} // more than are written in one step
+	d := decoded{w, make(chan sighting, 1<<10)} // more than one step writes
 	go func() {
 		defer close(d.seen)
 		for event := range w.ResultChan() {

@@ -12,12 +12,11 @@ import (
 	"time"
 )
 
-// natsConfig is what a log's server must be told: nothing is acknowledged before it is synced, and objects of the
-// largest size pass.
+// natsConfig is what a log's server needs: it syncs before it acknowledges, and takes objects of the largest size.
 const natsConfig = "max_payload: 8MB\njetstream { store_dir: %q, sync_interval: always }\n"
 
-// Cell is Logplane with users and RBAC, as it runs in production: a NATS server, a watcher, which serves every
-// request, and the lifecycle. It lets deletions settle for a second only: its clients wait for their answers.
+// Cell is Logplane with users and RBAC, as it runs in production: a NATS server, a watcher, which serves every request,
+// and the lifecycle. The lifecycle waits only a second after a deletion, because the clients here wait for its work.
 func Cell(nats, binary string) Side {
 	return Side{"logplane", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
@@ -65,7 +64,7 @@ func (s *System) startCell(ctx context.Context, folder, nats, binary, log string
 	)
 }
 
-// awaitListener returns when somebody listens at the address.
+// awaitListener waits until a process listens at the address.
 func awaitListener(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -15,17 +15,17 @@ import (
 	"time"
 )
 
-// credentials are the files that kube-apiserver does not start without, and the client's token.
+// credentials are the files without which kube-apiserver does not start, and the client's tokens.
 type credentials struct {
 	certificate, key, tokens string // paths
-	bearer                   string // of a member of system:masters
-	stranger                 string // of a user without rights
+	bearer                   string // the token of a member of system:masters
+	stranger                 string // the token of a user without rights
 }
 
-// issuer of the tokens of service accounts.
+// issuer is the issuer of the tokens of service accounts.
 const issuer = "https://kubernetes.default.svc"
 
-// generateCredentials writes them into the folder: one key for TLS and for service accounts.
+// generateCredentials writes the credentials into the folder. One key is for TLS and for service accounts.
 func generateCredentials(folder string) (credentials, error) {
 	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text()}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

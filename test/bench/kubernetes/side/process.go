@@ -1,4 +1,4 @@
-// Package side starts what bench compares: a side is a server under test with all its processes, on an empty folder.
+// Package side starts what bench compares. A side is a server under test, with all its processes, on an empty folder.
 package side
 
 import (
@@ -17,10 +17,10 @@ import (
 // stopTimeout is how long a process may take to end before it is killed.
 const stopTimeout = 10 * time.Second
 
-// process is a child of ours; it ends with ctx, and with us.
+// process is a child process. It ends with ctx, or with this process.
 type process struct {
 	cmd    *exec.Cmd
-	output string // file with what it wrote
+	output string // the file with its output
 }
 
 func startProcess(ctx context.Context, folder string, command []string) (*process, error) {
@@ -28,7 +28,7 @@ func startProcess(ctx context.Context, folder string, command []string) (*proces
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() // the child has its own
+	defer file.Close() // the child has its own descriptor
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = file, file, folder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -38,18 +38,18 @@ func startProcess(ctx context.Context, folder string, command []string) (*proces
 	return &process{cmd, file.Name()}, nil
 }
 
-// stop asks the process to end, kills it if it does not, and waits for it.
+// stop asks the process to end, kills it after stopTimeout, and waits for it.
 func (p *process) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	kill := time.AfterFunc(stopTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer kill.Stop()
-	_ = p.cmd.Wait() // how it ended says nothing about the figures
+	_ = p.cmd.Wait() // how it ended does not matter for the figures
 	return nil
 }
 
-// ResidentMiB is the resident memory of all processes of the system.
+// ResidentMiB returns the resident memory of all processes of the system.
 func (s *System) ResidentMiB() (float64, error) {
 	var pages int
 	for _, p := range s.processes {
@@ -66,7 +66,7 @@ func (s *System) ResidentMiB() (float64, error) {
 	return float64(pages*os.Getpagesize()) / (1 << 20), nil
 }
 
-// CPU is the processor time that all processes of the system have used, to 10 ms.
+// CPU returns the processor time that all processes of the system have used, to 10 ms.
 func (s *System) CPU() (time.Duration, error) {
 	var ticks int
 	for _, p := range s.processes {
@@ -74,7 +74,7 @@ func (s *System) CPU() (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		for _, field := range fields[13:15] { // utime and stime; no binary of ours has a space in its name
+		for _, field := range fields[13:15] { // utime and stime; the name, a field before them, must not have a space
 			n, err := strconv.Atoi(field)
 			if err != nil {
 				return 0, err

@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// startTimeout bounds the way from exec to ready.
+// startTimeout bounds the time from exec to ready.
 const startTimeout = time.Minute
 
-// Side is one that is compared.
+// Side is one of the systems that are compared.
 type Side struct {
 	Name  string
 	Start func(ctx context.Context, folder string) (*System, error)
@@ -27,7 +27,7 @@ type Side struct {
 type System struct {
 	processes []*process
 	Config    *rest.Config
-	Ready     time.Duration // from the first exec to /readyz answering 200
+	Ready     time.Duration // from the first exec until /readyz answers 200
 	Profiler  string        // address of the profiling hook, if the binary has it
 	Stranger  string        // token of a user without rights, on sides with authentication
 }
@@ -40,7 +40,7 @@ func (s *System) Stop() error {
 	return err
 }
 
-// exec starts one more process of the system.
+// exec starts another process of the system.
 func (s *System) exec(ctx context.Context, folder, binary string, args ...string) error {
 	p, err := startProcess(ctx, folder, append([]string{binary}, args...))
 	if err == nil {
@@ -49,12 +49,13 @@ func (s *System) exec(ctx context.Context, folder, binary string, args ...string
 	return err
 }
 
-// await returns when the system answers /readyz, and takes the time.
+// await waits until the system answers /readyz, and notes how long that took.
 func (s *System) await(ctx context.Context, begun time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is our own child on loopback
+		// this process's own child on loopback
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	var last error
 	for {
@@ -104,7 +105,7 @@ func Dev(binary string) Side {
 	}}
 }
 
-// Kubernetes is kube-apiserver on an etcd of one member, everything else at its defaults.
+// Kubernetes is kube-apiserver on an etcd of one member, with defaults for everything else.
 func Kubernetes(etcd, apiserver string, more ...string) Side {
 	return Side{"kubernetes", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
@@ -129,7 +130,7 @@ func Kubernetes(etcd, apiserver string, more ...string) Side {
 	}}
 }
 
-// system is one that serves HTTPS at the address and knows these credentials.
+// system returns a system that serves HTTPS at the address and knows these credentials.
 func (c credentials) system(address string) *System {
 	return &System{Stranger: c.stranger, Config: &rest.Config{
 		Host: "https://" + address, BearerToken: c.bearer, TLSClientConfig: rest.TLSClientConfig{CAFile: c.certificate},
@@ -144,13 +145,13 @@ func etcdArgs(folder, client, peer string) []string {
 	}
 }
 
-// apiserverArgs. RBAC, because its roles are among the objects that both sides make at the start; the
-// client is in system:masters, which no side looks up.
+// apiserverArgs are kube-apiserver's flags. They turn RBAC on, because both sides create its roles at the start. That
+// costs the client's requests nothing: the client is in system:masters, for which no side reads roles.
 func apiserverArgs(files credentials, etcd, address string) []string {
 	_, port, _ := net.SplitHostPort(address)
 	return []string{
 		"--etcd-servers=http://" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none", // its lease would be a write of its own now and then
+		"--endpoint-reconciler-type=none", // otherwise its lease would cause writes now and then
 		"--tls-cert-file=" + files.certificate, "--tls-private-key-file=" + files.key, "--token-auth-file=" + files.tokens,
 		"--service-account-issuer=" + issuer,
 		"--service-account-key-file=" + files.key, "--service-account-signing-key-file=" + files.key,
@@ -159,7 +160,7 @@ func apiserverArgs(files credentials, etcd, address string) []string {
 	}
 }
 
-// orStop stops a system whose start failed, and shows what it wrote.
+// orStop stops a system whose start failed, and adds its output to the error.
 func (s *System) orStop(err error) (*System, error) {
 	if err == nil {
 		return s, nil
@@ -173,7 +174,7 @@ func (s *System) orStop(err error) (*System, error) {
 	return nil, err
 }
 
-// freeAddresses are two loopback addresses that were free a moment ago.
+// freeAddresses returns two loopback addresses that were free a moment ago.
 func freeAddresses() (string, string, error) {
 	a, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -188,7 +189,7 @@ func freeAddresses() (string, string, error) {
 	return a.Addr().String(), b.Addr().String(), nil
 }
 
-// Find finds binaries by their names; LOGPLANE_BINARY and PEER_BINARIES say where others are.
+// Find finds binaries by their names. LOGPLANE_BINARY and PEER_BINARIES name other places.
 func Find(names ...string) (map[string]string, error) {
 	found := map[string]string{}
 	for _, name := range names {
