@@ -28,58 +28,59 @@ import (
 )
 
 const (
-	// imageVariable names an image of logplane whose clock CLOCK_SKEW moves by seconds, as natsImage's (chaos.mk).
+	// imageVariable names an image of logplane whose clock is moved by CLOCK_SKEW seconds, as in natsImage (chaos.mk).
 	imageVariable = "CHAOS_IMAGE"
 	logplaneImage = "logplane/logplane:dev"
 	minioImage    = "logplane/minio:dev"
 	natsImage     = "logplane/nats:skewed"
 
 	servers = 3
-	// startTimeout bounds whatever starts, on a busy machine.
+	// startTimeout bounds each start, on a busy machine.
 	startTimeout = time.Minute
-	// recoverTimeout is how long a process may take after a fault's end.
+	// recoverTimeout is how long a process may take to recover after a fault has ended.
 	recoverTimeout = time.Minute
-	// runVariable names the run in a label of its containers, by which 'make chaos' removes those of a killed test.
+	// runVariable names the run. Containers have it as a label, by which 'make chaos' removes those of a killed test.
 	runVariable = "CHAOS_RUN"
 )
 
-// skews are the clocks of the log's servers, in seconds. The log's clock jumps when another leads.
+// skews are the errors of the clocks of the log's servers, in seconds. The log's time jumps when the leader changes.
 var skews = [servers]int{90, 0, -90}
 
-// processSkews are the clocks of processes, if imageVariable is set. MinIO, as S3, refuses what is signed with a clock
-// that is wrong by more than 15 minutes.
+// processSkews are the errors of the processes' clocks in seconds, if imageVariable is set. MinIO, like S3, refuses
+// requests that are signed with a clock that is wrong by more than 15 minutes.
 var processSkews = map[string]int{"watcher": -600, "api1": 1200, "projector": -1200, "lifecycle": 600}
 
-// smallDisk is the server whose disk is small, and new after each of its ends.
+// smallDisk is the server with a small disk. Each time it ends, it loses the disk and gets a new one.
 const smallDisk = servers - 1
 
 var quiet = log.New(io.Discard, "", 0)
 
 // cell is a cell in containers: three servers of the log, MinIO, two api, a watcher, a projector and a lifecycle. They
-// are on the host's network, on loopback, and reach the log and the bucket over links.
+// use the host's network, on loopback, and reach the log and the bucket through links.
 type cell struct {
 	t      testing.TB
 	docker *testcontainers.DockerClient
 	run    string
-	image  string // of logplane
+	image  string // the image of logplane
 	ports  *ports
 	all    []*box // in the order of their starts
 	apis   []*box
 	nats   []*box
-	// monitors are the addresses where the log's servers tell their own health.
+	// monitors are the addresses where each of the log's servers reports its own health.
 	monitors []string
 	front    *bucketFront
-	js       jetstream.JetStream // the test's own, past the links
-	// environment leads a command to the cell.
+	js       jetstream.JetStream // the test's own connection, without links
+	// environment gives a command the addresses of the cell.
 	environment testcontainers.ContainerCustomizer
 
-	// clients lead from the processes to each server, routes[i] between the server and others, bucket to MinIO.
+	// clients has a link from the processes to each server, routes[i] the links between server i and the others, and
+	// bucket the link to MinIO.
 	clients []*link
 	routes  [servers][]*link
 	bucket  *link
 
 	mu     sync.Mutex
-	faults []string // mu: what processes did that none may
+	faults []string // mu: what processes did wrong
 }
 
 // box is a container that faults happen to.
@@ -88,15 +89,15 @@ type box struct {
 	name    string
 	id      string
 	c       testcontainers.Container
-	address string // where it serves
-	health  string // a path that answers 200 when it is well
+	address string // where the container serves
+	health  string // a path that answers 200 while the container is healthy
 
 	mu    sync.Mutex
 	up    bool // mu
 	start int  // mu: how often it was started
 }
 
-// At is where the container serves, and a name that a later process in it does not have.
+// At returns the container's address, and a name that changes with each start.
 func (b *box) At() (address, process string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -174,7 +175,8 @@ func (c *cell) startLog(l *links) {
 			routes = append(routes, "nats://"+link.address())
 			c.routes[i], c.routes[j] = append(c.routes[i], link), append(c.routes[j], link)
 		}
-		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
+		// The advertised address leads nowhere. Otherwise servers that learn of each other would connect directly, and
+		// bypass the links.
 		config := fmt.Sprintf(`server_name: nats%d
 server_tags: [nats%d]
 listen: %q
@@ -206,7 +208,7 @@ func (c *cell) startBox(name, image, address, health string, options ...testcont
 	b := &box{cell: c, name: name, address: address, health: health, up: true, start: 1}
 	b.c = c.launch(image, options...)
 	b.id = b.c.GetContainerID()
-	c.t.Cleanup(func() { // before it is removed
+	c.t.Cleanup(func() { // runs before the container is removed
 		if c.t.Failed() {
 			c.t.Logf("the last that %s said:\n%s", b.name, last(logsOf(b.c), 3000))
 		}
@@ -228,7 +230,7 @@ func (c *cell) launch(image string, options ...testcontainers.ContainerCustomize
 	return one
 }
 
-// runUntil runs a command of logplane to its end, again until it succeeds, and returns what it printed.
+// runUntil runs a command of logplane, again and again until it succeeds, and returns what it printed.
 func (c *cell) runUntil(args ...string) string {
 	c.t.Helper()
 	for deadline := time.Now().Add(startTimeout); ; {
@@ -265,7 +267,7 @@ func (b *box) kill(ctx context.Context) error {
 	}
 }
 
-// again starts the container that was killed.
+// again starts the killed container again.
 func (b *box) again(ctx context.Context) error {
 	if _, err := b.cell.docker.ContainerStart(ctx, b.id, client.ContainerStartOptions{}); err != nil {
 		return fmt.Errorf("start %s: %w", b.name, err)
@@ -336,7 +338,8 @@ func healthy(ctx context.Context, transport http.RoundTripper, url string) error
 	return nil
 }
 
-// requireClock requires that the process tells a time that is wrong by so many seconds, if it has such an image.
+// requireClock requires that the process's clock is wrong by so many seconds. It does nothing if the image cannot move
+// the clock.
 func (b *box) requireClock(skew int) {
 	t := b.cell.t
 	t.Helper()
@@ -353,8 +356,8 @@ func (b *box) requireClock(skew int) {
 	require.InDelta(t, skew, time.Until(at).Seconds(), 10, b.name)
 }
 
-// whole waits until the log has a leader whose replicas keep up, and returns the leader's name and how far its clock is
-// from ours.
+// whole waits until the log has a leader whose replicas keep up. It returns the leader's name, and by how much its
+// clock differs from the test's.
 func (c *cell) whole(ctx context.Context) (leader string, skew time.Duration, err error) {
 	for tick := time.NewTicker(50 * time.Millisecond); ; {
 		leader, skew, err = c.isWhole(ctx)
@@ -385,8 +388,8 @@ func (c *cell) isWhole(ctx context.Context) (leader string, skew time.Duration, 
 			return "", 0, fmt.Errorf("%s does not keep up", r.Name)
 		}
 	}
-	// To the leader, whoever answers is current. Only the server itself knows that it still fetches what its disk lost:
-	// it cannot lead before that, and every change of leader makes it begin anew.
+	// The leader calls a replica current as soon as it answers. Only the server itself knows that it still fetches what
+	// its disk lost. It cannot lead before that, and every change of leader makes it begin anew.
 	for i, address := range c.monitors {
 		if err := healthy(ctx, http.DefaultTransport, "http://"+address+"/healthz?account=$G"); err != nil {
 			return "", 0, fmt.Errorf("nats%d: %w", i, err)
@@ -395,7 +398,7 @@ func (c *cell) isWhole(ctx context.Context) (leader string, skew time.Duration, 
 	return info.Cluster.Leader, time.Until(info.TimeStamp).Round(time.Second), nil
 }
 
-// allRun notes each container that has ended by itself.
+// allRun notes each container that has ended by itself, as a fault.
 func (c *cell) allRun(ctx context.Context) {
 	for _, b := range c.all {
 		if state, err := b.c.State(ctx); err != nil || !state.Running {
@@ -428,7 +431,7 @@ func logsOf(c testcontainers.Container) string {
 
 func last(s string, n int) string { return s[max(0, len(s)-n):] }
 
-// ports are numbers that no outgoing connection takes while a container is down.
+// ports are numbers of ports that no outgoing connection takes while a container is down.
 type ports struct {
 	random *rand.Rand
 	given  []int
@@ -451,7 +454,8 @@ func (p *ports) free(t testing.TB) string {
 	return ""
 }
 
-// needDocker fails where tests must run, and otherwise skips what this machine cannot run.
+// needDocker returns a client of Docker. If this machine cannot run the cell, it skips the test, or fails it where
+// tests must run.
 func needDocker(t testing.TB) *testcontainers.DockerClient {
 	t.Helper()
 	tclog.SetDefault(quiet)
@@ -473,7 +477,7 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 	return nil
 }
 
-// image is that of logplane.
+// image returns the image of logplane.
 func image() string {
 	if wanted := os.Getenv(imageVariable); wanted != "" {
 		return wanted
@@ -481,9 +485,9 @@ func image() string {
 	return logplaneImage
 }
 
-// haveImages returns a client of Docker, if that has what the cell is made of.
+// haveImages returns a client of Docker, if Docker has all images of the cell.
 func haveImages(ctx context.Context) (docker *testcontainers.DockerClient, err error) {
-	defer func() { // testcontainers panics where it finds no Docker
+	defer func() { // testcontainers panics if it finds no Docker
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
 		}

@@ -1,10 +1,10 @@
-// Package chaos does to containers what clouds do to machines, and checks what clients are told meanwhile.
+// Package chaos does to containers what clouds do to machines, and checks the answers that clients get meanwhile.
 //
 // Three nats-servers, whose clocks differ by minutes, MinIO, two api, a watcher, a projector and a lifecycle run in
-// containers of the real engine. Between them and their clients are links of toxiproxy, and before MinIO a front that
-// answers in its place. Concurrent clients send requests to both api processes while one fault after another happens
-// (faults_test.go). At the end all keys are read through both. The history is checked as test/history does: each key
-// by porcupine, and lists by revision.
+// containers of the real engine. Between them and their clients are links of toxiproxy, and in front of MinIO a proxy
+// that may answer in its place. Concurrent clients send requests to both api processes while one fault after another
+// happens (faults_test.go). At the end all keys are read through both. The history is checked as test/history does:
+// each key by porcupine, and lists by revision.
 package chaos
 
 import (
@@ -28,7 +28,7 @@ import (
 
 const (
 	clients = 8
-	// short is how long faults happen without CHAOS, which is a duration.
+	// short is how long faults happen if CHAOS, a duration, is not set.
 	short = 90 * time.Second
 )
 
@@ -36,14 +36,14 @@ const (
 type happened struct {
 	planned
 	began, ended, whole int64 // in the history's time
-	// recovered is how long after the fault's end each process did its work again.
+	// recovered is how long after the fault's end each process worked again.
 	recovered map[string]time.Duration
 	leader    string
 	skew      time.Duration
 }
 
-// TestChaos: no fault loses an acknowledged write or shows clients what never was, and after each all processes go on
-// by themselves.
+// TestChaos: no fault loses an acknowledged write, or shows clients something that never existed. After each fault all
+// processes recover by themselves.
 func TestChaos(t *testing.T) {
 	duration, seed := history.Settings(t, "CHAOS", short)
 	t.Logf("%s of faults in %s; CHAOS_SEED=%d repeats their order", duration, image(), seed)
@@ -84,7 +84,8 @@ func TestChaos(t *testing.T) {
 	report(t, c, w, seed, all)
 }
 
-// howLong is how long a fault lasts. In a long run some outlast the deadlines of requests and connections.
+// howLong returns how long a fault lasts. In a long run some faults last longer than the deadlines of requests and
+// connections.
 func howLong(random *rand.Rand, duration time.Duration) time.Duration {
 	if duration > short && random.IntN(4) == 0 {
 		return history.Between(random, 10*time.Second, 25*time.Second)
@@ -163,7 +164,8 @@ func (h *happened) writes(ctx context.Context, c *cell, w *history.Workload) err
 	}
 }
 
-// line is what the fault cost: of all requests that were answered from its begin until the log was whole again.
+// line summarizes what the fault cost. It counts all requests that were under way between the fault's begin and the
+// time when the log was whole again.
 func (h *happened) line(w *history.Workload) string {
 	outcomes, n := map[history.Outcome]int{}, 0
 	for _, o := range w.Record.Operations() {
@@ -182,7 +184,7 @@ func (h *happened) line(w *history.Workload) string {
 		time.Duration(h.whole-h.ended).Seconds(), h.leader, h.skew.Seconds())
 }
 
-// report checks the history, prints what happened, and keeps the history if something in it is wrong.
+// report checks the history, and prints what happened. It saves the history if something in it is wrong.
 func report(t *testing.T, c *cell, w *history.Workload, seed uint64, all []happened) {
 	operations := w.Record.Operations()
 	began := time.Now()

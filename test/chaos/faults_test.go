@@ -23,7 +23,8 @@ import (
 	spoil "github.com/logplane/logplane/test/servers"
 )
 
-// fault is something that happens to a target in the cell. begin returns what ends it, and is not called in parallel.
+// fault is something that happens to a target in the cell. begin returns a function that ends the fault; it is not
+// called in parallel.
 type fault struct {
 	name    string
 	targets func(*cell) []string
@@ -40,7 +41,7 @@ var faults = []fault{
 	{"full disk", of("leader", "follower"), (*cell).fillDisk},
 	{"bucket", of("500", "503", "500 when done", "503 when done", "half an answer", "an hour ahead", "an hour behind"), (*cell).spoilBucket},
 	{"log's clock", logServers, (*cell).depose},
-	{"flipped bits", of("nats0"), (*cell).flipBits}, // of one server only, a minority
+	{"flipped bits", of("nats0"), (*cell).flipBits}, // only of one server, a minority
 }
 
 func containers(c *cell) (names []string) {
@@ -69,10 +70,10 @@ func (c *cell) box(name string) *box {
 			return b
 		}
 	}
-	panic(name) // it comes from containers
+	panic(name) // the names are those of containers
 }
 
-// links are those of a name of linkNames.
+// links returns the links with a name of linkNames.
 func (c *cell) links(name string) []*link {
 	if name == "minio" {
 		return []*link{c.bucket}
@@ -84,19 +85,19 @@ func (c *cell) links(name string) []*link {
 	return c.routes[i]
 }
 
-// kill cuts a container's power. The server with the small disk comes back with an empty one.
+// kill cuts a container's power. The server with the small disk comes back with an empty disk.
 func (c *cell) kill(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.box(target)
 	return b.again, b.kill(ctx)
 }
 
-// pause freezes a container. Its connections stay, and it notices nothing.
+// pause freezes a container. Its connections stay open, and its process notices nothing.
 func (c *cell) pause(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.box(target)
 	return b.resume, b.pause(ctx)
 }
 
-// cutOff takes one server from the others and from all clients.
+// cutOff cuts one server off from the others and from all clients.
 func (c *cell) cutOff(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(append(c.links("clients-"+target), c.links("routes-"+target)...), (*link).cut, (*link).join)
 }
@@ -106,12 +107,12 @@ func (c *cell) cut(_ context.Context, target string) (func(context.Context) erro
 	return onLinks(c.links(target), (*link).cut, (*link).join)
 }
 
-// silence loses what links carry, and tells nobody.
+// silence makes links lose all that they carry, while the connections stay open.
 func (c *cell) silence(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(c.links(target), func(l *link) error { return l.poison(silent) }, (*link).heal)
 }
 
-// slow makes links slow and narrow.
+// slow gives links a long delay and a small bandwidth.
 func (c *cell) slow(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(c.links(target), func(l *link) error { return l.poison(slow) }, (*link).heal)
 }
@@ -126,8 +127,8 @@ func onLinks(links []*link, begin, end func(*link) error) (func(context.Context)
 	return func(context.Context) error { return each(end) }, each(begin)
 }
 
-// fillDisk fills the small disk with another stream, which its server alone holds. In the end that server gets a new
-// disk: JetStream does not use one again that was full (docs/run/log.md).
+// fillDisk fills the small disk with another stream, which only that server holds. At the end the server gets a new
+// disk, because JetStream does not use a disk again that was full (docs/run/log.md).
 func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.nats[smallDisk]
 	leader := b.name
@@ -149,7 +150,7 @@ func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Contex
 	if err != nil {
 		return end, err
 	}
-	// A server that was cut off just now may not know yet who places streams.
+	// A server that was cut off until now may not know yet which server places streams.
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		_, err := js.CreateStream(attempt, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Placement: &jetstream.Placement{Tags: []string{b.name}}})
@@ -167,7 +168,7 @@ func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Contex
 		_, err := js.Publish(attempt, "filler", body)
 		cancel()
 		if err != nil {
-			return end, nil // it is full
+			return end, nil // the disk is full
 		}
 	}
 	return end, errors.New("4 GB do not fill a disk of 256 MB")
@@ -187,8 +188,8 @@ func (c *cell) forgetFiller(ctx context.Context) error {
 	}
 }
 
-// flipBits cuts a server's power and flips bits in one of a hundred events that it holds, half of them where it cannot
-// notice. It starts again with that, and leads.
+// flipBits cuts a server's power, and flips bits in one of a hundred events on its disk. It flips half of them where
+// the server cannot notice. Then the server starts again with that disk, and becomes the leader.
 func (c *cell) flipBits(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.box(target)
 	if err := b.kill(ctx); err != nil {
@@ -202,7 +203,7 @@ func (c *cell) flipBits(ctx context.Context, target string) (func(context.Contex
 	return func(context.Context) error { return nil }, c.lead(ctx, target)
 }
 
-// streamFolder is where a server has its copy of the log.
+// streamFolder is where a server keeps its copy of the log.
 const streamFolder = "/data/jetstream/$G/streams/logplane/msgs"
 
 func (c *cell) flipFiles(ctx context.Context, b *box) (flipped int, err error) {
@@ -242,7 +243,7 @@ func (c *cell) flipFiles(ctx context.Context, b *box) (flipped int, err error) {
 	return flipped, err
 }
 
-// spoilBucket lets the bucket's server misbehave.
+// spoilBucket makes the bucket's server misbehave.
 func (c *cell) spoilBucket(_ context.Context, target string) (func(context.Context) error, error) {
 	c.front.set(map[string]bucketFault{
 		"500":            {status: http.StatusInternalServerError},
@@ -263,7 +264,7 @@ func (c *cell) spoilBucket(_ context.Context, target string) (func(context.Conte
 	}, nil
 }
 
-// depose makes another server lead, by whose clock the log's time jumps: the target, or the one after it.
+// depose makes another server the leader: the target, or the one after it. The log's time jumps to that server's clock.
 func (c *cell) depose(ctx context.Context, target string) (func(context.Context) error, error) {
 	nothing := func(context.Context) error { return nil }
 	leader, _, err := c.whole(ctx)
@@ -305,8 +306,8 @@ type planned struct {
 	target string
 }
 
-// plan is an endless sequence of rounds. In each round each fault happens once, and a fault goes through its targets in
-// a random order before it returns to the first one.
+// plan is an endless sequence of rounds. In each round every fault happens once. A fault goes through all its targets,
+// in a random order, before it repeats one.
 type plan struct {
 	cell   *cell
 	random *rand.Rand

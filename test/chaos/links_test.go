@@ -12,18 +12,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// links are the connections between containers, each of which can be slowed, silenced and cut.
+// links are the connections between containers. Each can be slowed, silenced and cut.
 type links struct {
 	t      testing.TB
-	server *toxiproxy.ApiServer // only to hold what its proxies share: it listens nowhere
+	server *toxiproxy.ApiServer // holds what its proxies share; it does not listen
 }
 
 func newLinks(t testing.TB) *links {
-	zerolog.SetGlobalLevel(zerolog.Disabled) // toxics print their traces by themselves
+	zerolog.SetGlobalLevel(zerolog.Disabled) // otherwise toxics print traces
 	return &links{t: t, server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())}
 }
 
-// link returns a new link that leads to an address, until the test ends.
+// link returns a new link that forwards to an address, until the test ends.
 func (l *links) link(name, to string) *link {
 	l.t.Helper()
 	proxy := toxiproxy.NewProxy(l.server, name, "127.0.0.1:0", to)
@@ -32,25 +32,25 @@ func (l *links) link(name, to string) *link {
 	return &link{proxy: proxy}
 }
 
-// link is one of them.
+// link is one such connection.
 type link struct {
 	proxy  *toxiproxy.Proxy
-	toxics []string // names, in their order on the way
+	toxics []string // names, in the order in which bytes pass them
 }
 
-// address is where the link begins. It stays, also over cuts.
+// address is where the link listens. It stays the same over cuts.
 func (l *link) address() string { return l.proxy.Listen }
 
-// toxic is a fault of a link in both directions, as toxiproxy's documentation names it.
+// toxic is a fault of a link in both directions, in the terms of toxiproxy's documentation.
 type toxic struct {
 	kind       string
 	attributes map[string]int
 }
 
-// slow is a link over a bad line to another continent.
+// slow behaves like a bad line to another continent.
 var slow = []toxic{{"latency", map[string]int{"latency": 150, "jitter": 100}}, {"bandwidth", map[string]int{"rate": 200}}} // ms, KB/s
 
-// silent loses every byte and tells nobody. When it ends, so do the connections.
+// silent loses every byte, while the connections stay open. When it ends, they break.
 var silent = []toxic{{"timeout", map[string]int{"timeout": 0}}}
 
 func (l *link) poison(toxics []toxic) error {
@@ -70,8 +70,8 @@ func (l *link) poison(toxics []toxic) error {
 	return nil
 }
 
-// heal takes all toxics away, the last one first: what a toxic holds goes through those that are left, and toxiproxy
-// waits for that, minutes where a narrow one is among them.
+// heal takes all toxics away, the last one first. The bytes that a toxic holds pass through the remaining ones, and
+// toxiproxy waits for that: it would take minutes if one of those had a small bandwidth.
 func (l *link) heal() error {
 	for _, name := range slices.Backward(l.toxics) {
 		if err := l.proxy.Toxics.RemoveToxic(context.Background(), name); err != nil {

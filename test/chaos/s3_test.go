@@ -17,22 +17,22 @@ import (
 	"time"
 )
 
-// bucketFault is how the bucket's server misbehaves. The zero value does not.
+// bucketFault is how the bucket's server misbehaves. The zero value means that it does not.
 type bucketFault struct {
-	// status is answered to one of two requests: 0 for none. After says that MinIO has done what was asked, which the
-	// client cannot know.
+	// status is the answer to one of two requests; 0 for none. If after is set, MinIO has done what was asked, but the
+	// client cannot know that.
 	status int
 	after  bool
-	// broken: half of what one of two answers says is lost, and the connection with it.
+	// broken: one of two answers ends half-way, and the connection breaks.
 	broken bool
-	// skew moves each time that the server tells: in headers, and in lists.
+	// skew is added to every time in an answer, in headers and in lists.
 	skew time.Duration
 }
 
-// bucketFront answers in MinIO's place. Its methods are safe for concurrent use.
+// bucketFront is a proxy that may answer in MinIO's place. Its methods are safe for concurrent use.
 type bucketFront struct {
 	server *httptest.Server
-	// spoilt counts the answers that were not MinIO's.
+	// spoilt counts the answers that differ from MinIO's.
 	spoilt atomic.Int64
 
 	mu     sync.Mutex
@@ -40,19 +40,19 @@ type bucketFront struct {
 	fault  bucketFault // mu
 }
 
-// newBucketFront returns a front of the S3 server at an address, until the test ends.
+// newBucketFront returns a front for the S3 server at an address, until the test ends.
 func newBucketFront(t testing.TB, address string, random *rand.Rand) *bucketFront {
 	f := &bucketFront{random: random}
 	transport := &http.Transport{DisableCompression: true}
 	proxy := &httputil.ReverseProxy{
 		Transport: transport,
-		// The signature is of the host that the client asked.
+		// The signature covers the host that the client asked.
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: address})
 			r.Out.Host = r.In.Host
 		},
 		ModifyResponse: f.spoil,
-		// A server that is gone answers nothing at all.
+		// Without a server, the client gets no answer at all.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	f.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +82,7 @@ func (f *bucketFront) set(fault bucketFault) {
 	f.fault = fault
 }
 
-// draw says what the fault is, and whether it hits this request.
+// draw returns the present fault, and whether it hits this request.
 func (f *bucketFront) draw() (fault bucketFault, hit bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,7 +91,7 @@ func (f *bucketFront) draw() (fault bucketFault, hit bool) {
 
 var told = regexp.MustCompile(`<LastModified>([^<]+)</LastModified>`)
 
-// spoil changes MinIO's answer to a request that it has done.
+// spoil changes MinIO's answer to a request that MinIO has carried out.
 func (f *bucketFront) spoil(answer *http.Response) error {
 	fault, hit := f.draw()
 	switch {
@@ -106,7 +106,7 @@ func (f *bucketFront) spoil(answer *http.Response) error {
 			return err
 		}
 		if len(body) < 2 {
-			return io.ErrUnexpectedEOF // which is an answer that never comes
+			return io.ErrUnexpectedEOF // the client gets no answer at all
 		}
 		return f.replace(answer, body[:len(body)/2], len(body))
 	case fault.skew != 0:
@@ -134,7 +134,7 @@ func (f *bucketFront) spoil(answer *http.Response) error {
 	return nil
 }
 
-// replace gives the answer another body, and the length that it claims.
+// replace replaces the answer's body, and sets the length that it claims to have.
 func (f *bucketFront) replace(answer *http.Response, body []byte, length int) error {
 	f.spoilt.Add(1)
 	_ = answer.Body.Close()
@@ -144,7 +144,7 @@ func (f *bucketFront) replace(answer *http.Response, body []byte, length int) er
 	return nil
 }
 
-// refusal is what S3 says when it fails, or is asked too much.
+// refusal is S3's answer when it fails, or when requests come too fast.
 func refusal(status int) (int, []byte) {
 	code := "InternalError"
 	if status == http.StatusServiceUnavailable {

@@ -16,14 +16,14 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Collector is an OpenTelemetry collector that remembers the names of spans by their trace.
+// Collector is an OpenTelemetry collector that remembers the names of spans, by trace.
 type Collector struct {
-	// File is a configuration for --tracing-config-file that leads here.
+	// File is a configuration file for --tracing-config-file that names this collector.
 	File string
 
 	otlp.UnimplementedTraceServiceServer
 	mu    sync.Mutex
-	names map[string][]string // by mu
+	names map[string][]string // guarded by mu
 }
 
 // Run runs a collector until the test ends.
@@ -40,7 +40,7 @@ func Run(t testing.TB) *Collector {
 	return c
 }
 
-// Export is the collector's interface for those who send spans.
+// Export implements the collector's interface, which receives spans.
 func (c *Collector) Export(_ context.Context, r *otlp.ExportTraceServiceRequest) (*otlp.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +55,7 @@ func (c *Collector) Export(_ context.Context, r *otlp.ExportTraceServiceRequest)
 	return &otlp.ExportTraceServiceResponse{}, nil
 }
 
-// Traces are the names of all spans that have come, by their trace.
+// Traces returns the names of all spans that were received, by trace.
 func (c *Collector) Traces() map[string][]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

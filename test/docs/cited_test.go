@@ -23,10 +23,11 @@ var (
 	rows            = regexp.MustCompile(`(?m)^\| ([0-9]+) \|`)
 )
 
-// elsewhere are names that look like one file of ours: a library, what a script writes, and what many packages have.
+// elsewhere are names that look like a file of this repository, but are a library, a file that a script writes, or a
+// file that many packages have.
 var elsewhere = map[string]bool{"nats.go": true, "objects.yaml": true, "doc.go": true}
 
-// TestCitationsHaveTargets: what a comment cites, an invariant, a row of api.md, or a file, is in the repository.
+// TestCitationsHaveTargets: if a comment cites an invariant, a row of api.md or a file, the target exists.
 func TestCitationsHaveTargets(t *testing.T) {
 	known := func(document, heading, end string, of *regexp.Regexp) map[string]bool {
 		text, err := os.ReadFile(filepath.Join("../../docs", document))

@@ -18,7 +18,7 @@ import (
 // columns is how long a line of prose may be; a tab counts as four.
 const columns = 120
 
-// done are the files and folders, with all below them, whose comments and prose keep to that.
+// done are the files and folders, with everything below, in which no comment and no line of prose may be longer.
 var done = []string{
 	"cmd", "eventlog", "examples", "functions", "infra", "internal", "localstack", "logplanetest", "projection", "subscribe", "test",
 	"tools", "watcher",
@@ -48,7 +48,7 @@ func TestLinesAreShort(t *testing.T) {
 	}
 }
 
-// comments are the lines that hold nothing but a comment, by their numbers.
+// comments returns the lines that hold only a comment, by their numbers.
 func comments(path string) (map[int]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -74,7 +74,7 @@ func comments(path string) (map[int]string, error) {
 
 var notProse = regexp.MustCompile(`^(\||    |\[[^]]+\]: )`)
 
-// prose are a document's lines outside of code and tables, by their numbers.
+// prose returns a document's lines outside of code and tables, by their numbers.
 func prose(path string) (map[int]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

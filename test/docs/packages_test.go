@@ -18,8 +18,8 @@ import (
 
 const module = "github.com/logplane/logplane/"
 
-// importsByPackage is each folder of the repository with Go code that is not a test, with the packages of ours that it
-// imports, both relative to the repository.
+// importsByPackage returns, for each folder with Go code other than tests, the packages of this repository that it
+// imports. All names are relative to the repository.
 func importsByPackage(t *testing.T) map[string][]string {
 	t.Helper()
 	packages := map[string][]string{}
@@ -60,8 +60,8 @@ func importsByPackage(t *testing.T) map[string][]string {
 // packageRow is a row of the table of packages.
 type packageRow struct {
 	packages []string
-	// imports are what one of the packages imports. Rooms says that it may import whatever is below it, and everything
-	// that it may import any package.
+	// imports are the packages that the row's packages may import. rooms: they may import every package below them.
+	// everything: they may import any package.
 	imports           []string
 	rooms, everything bool
 }
@@ -97,8 +97,8 @@ func packageTable(t *testing.T) (rows []packageRow) {
 	return rows
 }
 
-// TestEveryPackageIsInTheTable: the table of docs/architecture.md names every folder with Go code that is not a test,
-// and no other.
+// TestEveryPackageIsInTheTable: the table of docs/architecture.md names every folder with Go code other than tests, and
+// no other folder.
 func TestEveryPackageIsInTheTable(t *testing.T) {
 	var named []string
 	for _, row := range packageTable(t) {
@@ -108,7 +108,8 @@ func TestEveryPackageIsInTheTable(t *testing.T) {
 	require.Equal(t, slices.Sorted(maps.Keys(importsByPackage(t))), named)
 }
 
-// TestImportsAreInTheTable: each package imports of ours what its row of that table says, and nothing else.
+// TestImportsAreInTheTable: each package imports exactly those packages of this repository that its row of that table
+// names.
 func TestImportsAreInTheTable(t *testing.T) {
 	imports := importsByPackage(t)
 	whole := func(name string) string {

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestVersionsAreShared: modules that 'make test' builds beside the product have its versions of what both need. Each
-// difference compiles again all that depends on it, hundreds of packages of Kubernetes at worst.
+// TestVersionsAreShared: modules that 'make test' builds beside the product use its versions of shared dependencies. A
+// different version makes Go compile everything that depends on it again, at worst hundreds of packages of Kubernetes.
 func TestVersionsAreShared(t *testing.T) {
 	product := required(t, ".")
 	for _, module := range []string{"tools/kubectl", "test/subscribe", "test/chaos"} {
@@ -22,7 +22,7 @@ func TestVersionsAreShared(t *testing.T) {
 	}
 }
 
-// required are the versions in a module's go.mod.
+// required returns the versions in a module's go.mod.
 func required(t *testing.T, module string) map[string]string {
 	t.Helper()
 	out, err := exec.Command("go", "mod", "edit", "-json", filepath.Join("../..", module, "go.mod")).Output()

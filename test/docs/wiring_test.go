@@ -1,4 +1,4 @@
-// Package docs compares what documents say with what there is.
+// Package docs compares what documents say with the repository.
 package docs
 
 import (
@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wired are upstream's declarations that decide what kube-apiserver does: of a
-// struct the fields, of a function that makes a chain of filters the filters, of
-// any other the arguments, of the list of plugins those that are on by default.
+// wired are upstream's declarations that decide what kube-apiserver does. What counts is: for a struct its fields, for
+// a function that builds a chain of filters those filters, for another function its arguments, and for the list of
+// plugins those that are on by default.
 var wired = []string{
 	"k8s.io/apiserver/pkg/server.Config",
 	"k8s.io/apiserver/pkg/server.SecureServingInfo",
@@ -53,9 +53,9 @@ var wired = []string{
 	"k8s.io/kubernetes/pkg/kubeapiserver/options.AllOrderedPlugins",
 }
 
-// TestWiringIsWhole: what upstream's configuration has, at the version of go.mod,
-// has a row in test/docs/wiring.md, and the page has no row of what upstream
-// no longer has. Where it fails, decide what is done here, and write that down.
+// TestWiringIsWhole: everything in upstream's configuration, at the version of go.mod, has a row in
+// test/docs/wiring.md, and the page has no other rows. If the test fails, decide what Logplane does about the change,
+// and write that down.
 func TestWiringIsWhole(t *testing.T) {
 	page, err := os.ReadFile("wiring.md")
 	require.NoError(t, err)
@@ -81,7 +81,7 @@ func TestWiringIsWhole(t *testing.T) {
 	}
 }
 
-// upstream finds what a declaration of upstream's has.
+// upstream returns what one of upstream's declarations contains.
 func upstream(t *testing.T, folders map[string]string, name string) []string {
 	t.Helper()
 	dot := strings.LastIndexByte(name, '.')
@@ -105,7 +105,7 @@ func upstream(t *testing.T, folders map[string]string, name string) []string {
 	return nil
 }
 
-// declared is what the declaration has, nil if it is another one's.
+// declared returns what the declaration contains, nil if it declares another name.
 func declared(d ast.Decl, name, text string) []string {
 	if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == name {
 		if name == "NewCustomResourceDefinitionHandler" {
@@ -132,7 +132,7 @@ func declared(d ast.Decl, name, text string) []string {
 	return nil
 }
 
-// names of fields or arguments; an embedded one has its type's.
+// names returns the names of fields or arguments; an embedded field has the name of its type.
 func names(fields *ast.FieldList) []string {
 	var all []string
 	for _, f := range fields.List {
@@ -146,7 +146,7 @@ func names(fields *ast.FieldList) []string {
 	return all
 }
 
-// filters are the functions, each once, that a chain is made by.
+// filters returns the functions, each once, that build a chain.
 func filters(f *ast.FuncDecl) []string {
 	found := map[string]bool{}
 	ast.Inspect(f.Body, func(n ast.Node) bool {
@@ -158,7 +158,7 @@ func filters(f *ast.FuncDecl) []string {
 	return slices.Collect(maps.Keys(found))
 }
 
-// defaultPlugins are those that upstream takes from the ones that are off, by the names that its comments say.
+// defaultPlugins returns the plugins that upstream has on by default, by the names in the comments of its list.
 func defaultPlugins(text string) []string {
 	all, on, _ := strings.Cut(text, "defaultOnPlugins := sets.New(")
 	on, _, _ = strings.Cut(on, "\n\t)")
@@ -171,7 +171,7 @@ func defaultPlugins(text string) []string {
 	return plugins
 }
 
-// foldersOf says where the source of each declaration's package is.
+// foldersOf returns the folder with the source of each declaration's package.
 func foldersOf(t *testing.T, declarations []string) map[string]string {
 	t.Helper()
 	args := []string{"list", "-find", "-f", "{{.ImportPath}} {{.Dir}}"}

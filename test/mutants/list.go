@@ -1,6 +1,7 @@
 package main
 
-// list is of mistakes that somebody may make in a line on which exactness hangs. Keep 'old' as short as it is unique.
+// list has mistakes that somebody could make in lines on which correctness depends. Keep 'old' as short as it can be
+// while it is unique.
 var list = []mutant{
 	// projection: compaction, collection, commit
 	{
@@ -850,7 +851,7 @@ var list = []mutant{
 		tests: "TestSlowWritesAreDecidedAnew",
 		why:   "what was written while webhooks decided is lost",
 	},
-	// internal/apiserver: what is written together
+	// internal/apiserver: objects that one append writes together
 	{
 		name: "quota-not-given-back",
 		file: "internal/apiserver/quotas/quotas.go", old: "quota.RemoveZeros(quota.Subtract(has, had))", new: "quota.RemoveZeros(quota.SubtractWithNonNegativeResult(has, had))",
@@ -1337,7 +1338,7 @@ var list = []mutant{
 		why:   "a client that reads its shard is told the count of all",
 	},
 
-	// apiserver: custom resources that are not decoded
+	// apiserver: custom resources that are encoded for clients without being decoded
 	{
 		name: "numbers-compared-as-sent",
 		file: "internal/apiserver/customresources/handler.go", old: "wholeNumbers{c.Admission},", new: "c.Admission,",

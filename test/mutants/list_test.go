@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The list is kept true with every commit, not when somebody runs it next: every mistake can still be made.
+// Every mistake of the list can be made at every commit, so the list cannot go out of date unnoticed.
 func TestEveryMistakeCanBeMade(t *testing.T) {
 	tree, err := filepath.Abs("../..")
 	require.NoError(t, err)

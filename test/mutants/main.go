@@ -1,10 +1,10 @@
 // Command mutants makes the mistakes of a list (list.go), one at a time, and runs the tests that must notice each.
 //
-// A mistake that no test notices is a hole in the tests. So is one that is noticed only because something never came:
-// it would take an hour to find out what. A mistake that cannot be made any more, because the line that it was in has
-// changed, says nothing: the list is then to be brought up to date.
+// A mistake that no test notices is a gap in the tests. So is a mistake that only causes a timeout, because it would
+// take an hour to find the cause. If a mistake can no longer be made, because its line has changed, the list must be
+// brought up to date.
 //
-// Nothing in the source tree is touched: the compiler is given the changed file in place of the real one.
+// The source tree is not changed: the compiler gets the changed file in place of the real one.
 package main
 
 import (
@@ -27,12 +27,12 @@ import (
 // mutant is one mistake.
 type mutant struct {
 	name string
-	// file is where it is made: old, which must be there exactly once, becomes new.
+	// file is where the mistake is made: old, which must occur exactly once, becomes new.
 	file, old, new string
-	// tests are the names that must notice, with '|' between. They are in the file's folder, or in the one that 'in'
-	// names.
+	// tests are the names of the tests that must notice, separated by '|'. They are in the file's folder, or in the
+	// folder 'in'.
 	tests, in string
-	// why says what would happen to users.
+	// why says what the mistake would do to users.
 	why string
 }
 
@@ -43,7 +43,7 @@ func (m *mutant) folder() string {
 	return filepath.Dir(m.file)
 }
 
-// mutated is the file with the mistake.
+// mutated returns the file with the mistake.
 func (m *mutant) mutated(tree string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(tree, m.file))
 	if err != nil {
@@ -58,7 +58,7 @@ func (m *mutant) mutated(tree string) ([]byte, error) {
 var (
 	only    = flag.String("only", "", "a regular expression: make only the mistakes whose names or files match")
 	workers = flag.Int("workers", 2, "how many mistakes are tried at once")
-	// Less than the tests' own patience with what does not come.
+	// Less than the time for which tests wait themselves.
 	timeout = flag.Duration("timeout", 25*time.Second, "how long the tests of one mistake may take; longer is a failure")
 )
 
@@ -129,7 +129,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// passNow runs the tests without any mistake: that they fail with one says nothing if they fail anyway.
+// passNow runs the tests without a mistake, because a failure with a mistake means nothing if they fail anyway.
 func passNow(ctx context.Context, tree string, chosen []mutant) error {
 	tests := map[string][]string{} // by folder
 	for _, m := range chosen {
@@ -145,7 +145,7 @@ func passNow(ctx context.Context, tree string, chosen []mutant) error {
 	return ctx.Err()
 }
 
-// test runs tests of one folder and returns what they print.
+// test runs tests of one folder, and returns their output.
 func test(ctx context.Context, tree, folder, names string, timeout time.Duration, flags ...string) (string, error) {
 	args := append([]string{"test", "-vet=off", "-ldflags=-s -w", "-timeout", timeout.String(), "-run", "^(" + names + ")$"}, flags...)
 	command := exec.CommandContext(ctx, "go", append(args, "./"+folder)...)
@@ -154,17 +154,17 @@ func test(ctx context.Context, tree, folder, names string, timeout time.Duration
 	return string(out), err
 }
 
-// verdict is what became of a mistake; all but killed are failures.
+// verdict is the outcome of a mistake; all but killed are failures.
 type verdict string
 
 const (
 	killed   verdict = "noticed"
 	survived verdict = "SURVIVED"
-	late     verdict = "TIMEOUT" // noticed only because something never came
-	stale    verdict = "STALE"   // it cannot be made
+	late     verdict = "TIMEOUT" // the tests only timed out
+	stale    verdict = "STALE"   // the mistake cannot be made any more
 )
 
-// try makes the mistake, runs its tests, and says which of them noticed and what it printed.
+// try makes the mistake, and runs its tests. It returns the verdict, and the first failure with its message.
 func (m *mutant) try(ctx context.Context, tree, scratch string) (verdict, string) {
 	overlay, err := m.overlay(tree, scratch)
 	if err != nil {
@@ -185,7 +185,7 @@ func (m *mutant) try(ctx context.Context, tree, scratch string) (verdict, string
 	return killed, reason(out)
 }
 
-// overlay writes the changed file, and the list of such files that the compiler wants.
+// overlay writes the changed file, and the overlay file that names it for the compiler.
 func (m *mutant) overlay(tree, scratch string) (string, error) {
 	text, err := m.mutated(tree)
 	if err != nil {
@@ -203,17 +203,17 @@ func (m *mutant) overlay(tree, scratch string) (string, error) {
 	return name, os.WriteFile(name, replace, 0o600)
 }
 
-// longest is how much is printed of what a test said: tests may compare whole histories.
+// longest is how much of a test's output is printed: tests may compare whole histories.
 const longest = 300
 
 var (
 	failed = regexp.MustCompile(`^ *--- FAIL: (\S+)`)
-	// field is a line of testify's: the label is left out where a text goes on.
+	// field is a line of testify's output. The continuation lines of a text have no label.
 	field = regexp.MustCompile(`^\s+(Error|Messages):\s*(.*)$`)
 	where = regexp.MustCompile(`^\s+(\w+\.go:\d+): ?(.*)$`)
 )
 
-// reason is the name of the first test that failed, and the first of what it said.
+// reason returns the name of the first test that failed, and the beginning of its message.
 func reason(out string) string {
 	lines := strings.Split(out, "\n")
 	name, said := "", ""

@@ -18,10 +18,10 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// Cell is a cell as an operator runs one: each part is a process of its own, over HTTPS and with RBAC.
+// Cell is a cell as operators run it: each part is a process of its own, with HTTPS and RBAC.
 type Cell struct {
-	// Authority is the file with the certificate that signs the server's, and SigningKey that with the key of service
-	// accounts' tokens.
+	// Authority is the file with the certificate that signs the server's certificate. SigningKey is the file with the
+	// key for tokens of service accounts.
 	Authority, SigningKey string
 
 	t            testing.TB
@@ -30,8 +30,8 @@ type Cell struct {
 	processes    []*Process
 }
 
-// Init makes a cell on the log at a URL, in a bucket, and returns the flags that lead to it. A bucket without a scheme
-// is a folder. The other flags are for 'init' alone.
+// Init makes a cell on the log at a URL, in a bucket, and returns the flags with which other commands find it. A bucket
+// without a scheme is a folder. The given flags are only for 'init'.
 func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 	t.Helper()
 	if !strings.Contains(bucket, "://") {
@@ -44,8 +44,8 @@ func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 	return where
 }
 
-// RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given
-// lines, and the token 'admin', which may do everything. The flags are for the projector.
+// RunCell makes a cell, and runs a watcher, an api, a projector and a lifecycle. Their token file has the given lines,
+// and the token 'admin', which may do everything. The flags are for the projector.
 func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	t.Helper()
 	folder := t.TempDir()
@@ -62,8 +62,8 @@ func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	return c
 }
 
-// Front puts a front before the cell, and returns the process that it leads watches to. Clients that are made from now
-// on reach the cell through it alone.
+// Front puts a front before the cell. It returns the front, and the watcher that gets its watches. Clients that are
+// made after that reach the cell only through the front.
 func (c *Cell) Front() (front, watcher *Process) {
 	c.t.Helper()
 	c.api = Serve(c.t, slices.Concat([]string{"front", "--api", c.api.URL(), "--watcher", c.watcher.URL(), "--api-ca-file", c.Authority}, c.certificate)...)
@@ -71,7 +71,7 @@ func (c *Cell) Front() (front, watcher *Process) {
 	return c.api, c.watcher
 }
 
-// Kubeconfig returns the path of one for a token.
+// Kubeconfig writes a kubeconfig for a token, and returns its path.
 func (c *Cell) Kubeconfig(token string) string {
 	c.t.Helper()
 	config := clientcmdapi.NewConfig()
@@ -84,7 +84,7 @@ func (c *Cell) Kubeconfig(token string) string {
 	return path
 }
 
-// Admin is the configuration of a client that may do everything.
+// Admin returns the configuration of a client that may do everything.
 func (c *Cell) Admin() *rest.Config {
 	c.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig("admin"))
@@ -93,7 +93,7 @@ func (c *Cell) Admin() *rest.Config {
 	return config
 }
 
-// Start runs somebody else's program beside the cell until the test ends. What it says is shown if the test fails.
+// Start runs another program beside the cell until the test ends. Its output is shown if the test fails.
 func (c *Cell) Start(command *exec.Cmd) {
 	c.t.Helper()
 	var said bytes.Buffer

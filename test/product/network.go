@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// OwnAddress is an address of this machine that is not loopback, which no Node and no endpoint may have. The test is
-// skipped where there is none.
+// OwnAddress returns an address of this machine other than loopback, because a Node or an endpoint may not have a
+// loopback address. If there is none, the test is skipped.
 func OwnAddress(t testing.TB) string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -26,8 +26,8 @@ func OwnAddress(t testing.TB) string {
 	return ""
 }
 
-// ServeTLS serves the handler at an own address of this machine, under a name and that address, until the test ends. It
-// returns where that is, and the authorities of its certificate.
+// ServeTLS serves the handler at an own address of this machine, with a certificate for a name and that address, until
+// the test ends. It returns the address, and the authorities of the certificate.
 func ServeTLS(t testing.TB, name string, clients tls.ClientAuthType, h http.Handler) (address string, authorities []byte) {
 	t.Helper()
 	own := OwnAddress(t)

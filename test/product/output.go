@@ -8,7 +8,7 @@ import (
 // Output is what a process has printed so far. It is safe for concurrent use.
 type Output struct {
 	mu   sync.Mutex
-	said bytes.Buffer // by mu
+	said bytes.Buffer // guarded by mu
 }
 
 // Write implements io.Writer.

@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// A process believes no keys in folders that others may write, such as a test's own below another mask.
+// Processes refuse keys in folders that other users may write, which a test's folders could be with another umask.
 func init() { syscall.Umask(0o022) }
 
-// startTimeout is generous: the race build starts in about a second, and in several on a busy machine.
+// startTimeout is generous: the race build starts in about a second, but takes several on a busy machine.
 const startTimeout = 60 * time.Second
 
-// Binary returns the path of an executable from an environment variable, or else
-// from bin/. If the file is missing, the test fails and says what builds it.
+// Binary returns the path of an executable from an environment variable, or else from bin/. If the file is missing, the
+// test fails and says which command builds it.
 func Binary(t testing.TB, variable, name string) string {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -47,9 +47,9 @@ func Logplane(t testing.TB) string { return Binary(t, "LOGPLANE_BINARY", "logpla
 // Process is one running subcommand of the product.
 type Process struct {
 	Cmd *exec.Cmd
-	// Address is where it serves, empty if it does not serve.
+	// Address is where the process serves, empty if it does not serve.
 	Address string
-	// Exited is closed when it has ended.
+	// Exited is closed when the process has ended.
 	Exited chan struct{}
 
 	t      testing.TB
@@ -87,13 +87,13 @@ func Dev(t testing.TB, folder string, args ...string) *Process {
 	return Serve(t, append([]string{"dev", "--data", folder, "--listen", "127.0.0.1:0"}, args...)...)
 }
 
-// At is a process that somebody else runs at the URL.
+// At returns a process that was started elsewhere, and serves at the URL.
 func At(t testing.TB, url string) *Process {
 	scheme, address, _ := strings.Cut(url, "://")
 	return &Process{t: t, Address: address, secure: scheme == "https"}
 }
 
-// launch returns the process and a channel for the address that it reports.
+// launch starts the product. It returns the process, and a channel for the address that it reports.
 func launch(t testing.TB, args []string) (*Process, <-chan string) {
 	t.Helper()
 	p := &Process{t: t, Exited: make(chan struct{})}
@@ -134,7 +134,7 @@ func (p *Process) collect(r *os.File, address chan<- string) {
 	}
 }
 
-// URL is where it serves.
+// URL is where the process serves.
 func (p *Process) URL() string {
 	if p.secure {
 		return "https://" + p.Address
@@ -142,7 +142,7 @@ func (p *Process) URL() string {
 	return "http://" + p.Address
 }
 
-// Output is what it has printed.
+// Output returns what the process has printed.
 func (p *Process) Output() string { return p.out.String() }
 
 // waitReady returns when /readyz answers 200.
@@ -150,7 +150,8 @@ func (p *Process) waitReady() {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // it is our own child on loopback
+	// this test's own child on loopback
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	for {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL()+"/readyz", nil)
@@ -176,7 +177,7 @@ func (p *Process) Kill() {
 	<-p.Exited
 }
 
-// Stop ends the process as an operator would, and fails the test if it does not end well.
+// Stop ends the process as an operator would, and fails the test if it does not end with success.
 func (p *Process) Stop() {
 	p.t.Helper()
 	_ = p.Cmd.Process.Signal(syscall.SIGTERM)

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Rounds is how much a test does whose long form takes too long for every change: few, or LOGPLANE_ROUNDS.
+// Rounds returns how many rounds a test does: LOGPLANE_ROUNDS, or else few, because many take too long for every
+// change.
 func Rounds(t testing.TB, few int) int {
 	t.Helper()
 	given := os.Getenv("LOGPLANE_ROUNDS")

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Snippets returns a document's fenced blocks by their info string.
+// Snippets returns a document's fenced code blocks by their info string.
 func Snippets(t testing.TB, document string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", document))

@@ -25,9 +25,10 @@ var (
 	validating   = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"}
 )
 
-// TestCertManager: cert-manager is installed by its chart, and its three processes run with tokens of their service
-// accounts, under the roles of the chart. Its injector makes its webhook trusted, the webhook refuses what is invalid,
-// and its controllers issue certificates by a self-signed issuer and by a CA, and replace one that is asked for anew.
+// TestCertManager: cert-manager is installed by its chart. Its three processes run with tokens of their service
+// accounts, and with the roles of the chart. Its injector makes the server trust its webhook, and the webhook refuses
+// invalid objects. Its controllers issue certificates by a self-signed issuer and by a CA, and issue one again on
+// request.
 func TestCertManager(t *testing.T) {
 	chart := shipped(t, "cert-manager/chart")
 	h := newHost(t)
@@ -36,7 +37,7 @@ func TestCertManager(t *testing.T) {
 		"crds":            map[string]any{"enabled": true},
 		"prometheus":      map[string]any{"enabled": false},
 		"startupapicheck": map[string]any{"enabled": false}, // a Job that needs a node
-		"webhook": map[string]any{ // without nodes it is reached by a URL
+		"webhook": map[string]any{ // without nodes, the server reaches it by a URL
 			"securePort": secure, "url": map[string]any{"host": fmt.Sprintf("localhost:%d", secure)},
 			"extraArgs": []any{"--kubeconfig=$(KUBECONFIG)", "--dynamic-serving-dns-names=localhost", fmt.Sprintf("--healthz-port=%d", health)},
 		},
@@ -117,7 +118,7 @@ spec: {dnsNames: [%s], secretName: leaf, duration: %s, issuerRef: {name: authori
 	h.cell.NoErrors()
 }
 
-// issued is the chain in a Secret.
+// issued returns the certificate chain in a Secret.
 func (h *host) issued(name string) (chain []*x509.Certificate) {
 	h.Helper()
 	secret, err := h.client.CoreV1().Secrets("default").Get(h.Context(), name, metav1.GetOptions{})

@@ -21,8 +21,8 @@ import (
 )
 
 // TestHelm: Helm's SDK installs a chart with a CRD, hooks and 40 objects of 19 kinds, upgrades it, rolls it back and
-// uninstalls it, with server-side apply and without. Each time it waits by watches until all is ready, and the objects
-// are exactly those of that version. An upgrade that the CRD refuses changes none.
+// uninstalls it, with server-side apply and without. Each time Helm waits by watches until all objects are ready, and
+// the objects are exactly those of that version. An upgrade that the CRD refuses changes no object.
 func TestHelm(t *testing.T) {
 	h := newHost(t)
 	hooks := h.finish()
@@ -89,7 +89,8 @@ func TestHelm(t *testing.T) {
 	h.cell.NoErrors()
 }
 
-// objects are those with the label of the release, of every resource, without what the server keeps about them.
+// objects returns the objects of all resources that have the release's label, without the metadata that the server
+// keeps.
 func (h *host) objects(release string) map[string]string {
 	h.Helper()
 	lists, err := h.client.Discovery().ServerPreferredResources()
@@ -110,7 +111,7 @@ func (h *host) objects(release string) map[string]string {
 	return found
 }
 
-// ownedBy requires that Helm owns the fields of what it applied.
+// ownedBy requires that Helm owns the fields that it applied.
 func (h *host) ownedBy(namespace string, applied bool) {
 	h.Helper()
 	config, err := h.client.CoreV1().ConfigMaps(namespace).Get(h.Context(), "config-a", metav1.GetOptions{})
@@ -122,12 +123,12 @@ func (h *host) ownedBy(namespace string, applied bool) {
 	require.Equal(h, operation, config.ManagedFields[0].Operation)
 }
 
-// finish says of each Job and workload that it is done, as a cluster with nodes would. TestControllers has the real
-// controllers. The function that it returns tells which Jobs have run since it was called last.
+// finish marks each Job and workload as done, as a cluster with nodes would. TestControllers has the real controllers.
+// The returned function returns the Jobs that have run since its last call.
 func (h *host) finish() func() []string {
 	h.Helper()
 	var mu sync.Mutex
-	var ran []string // by mu
+	var ran []string // guarded by mu
 	factory := informers.NewSharedInformerFactory(h.client, 0)
 	apps, now := h.client.AppsV1(), metav1.Now()
 	finish := func(object any) {
@@ -165,7 +166,7 @@ func (h *host) finish() func() []string {
 			_, err = apps.StatefulSets(o.Namespace).UpdateStatus(h.Context(), o, metav1.UpdateOptions{})
 		}
 		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && h.Context().Err() == nil {
-			h.Errorf("finish: %v", err) // after a conflict comes its event
+			h.Errorf("finish: %v", err) // after a conflict an event for the object follows
 		}
 	}
 	for _, informer := range []cache.SharedIndexInformer{

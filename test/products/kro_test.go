@@ -22,9 +22,9 @@ var (
 	ingresses   = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}
 )
 
-// TestKro: kro is installed by its chart, and its controller runs with a token of its service account, under the roles
-// of its chart: rights to what it makes are aggregated into them. An example of its own becomes a CRD, an instance of
-// that makes, changes and deletes objects, and all goes with the graph.
+// TestKro: kro is installed by its chart. Its controller runs with a token of its service account, and with the roles
+// of its chart, into which the rights to its objects are aggregated. An example of kro's becomes a CRD. An instance of
+// that creates, changes and deletes objects, and everything goes with the graph.
 func TestKro(t *testing.T) {
 	controller, chart := shipped(t, "kro/controller"), shipped(t, "kro/chart")
 	h := newHost(t)

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// shipped is the path of something that 'make products' has put there. Without it, the test is skipped.
+// shipped returns the path of a file that 'make products' has put there. If it is missing, the test is skipped.
 func shipped(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("../../bin/products", path))
@@ -31,8 +31,8 @@ func shipped(t *testing.T, path string) string {
 	return path
 }
 
-// run runs the process of an installed Deployment as its service account, with a token of it: with the arguments of
-// the Deployment, and then more.
+// run runs the process of an installed Deployment, with a token of its service account. The arguments are those of the
+// Deployment, and then more.
 func (h *host) run(binary, namespace, deployment string, more ...string) {
 	h.Helper()
 	d, err := h.client.AppsV1().Deployments(namespace).Get(h.Context(), deployment, metav1.GetOptions{})
@@ -56,7 +56,7 @@ func (h *host) run(binary, namespace, deployment string, more ...string) {
 	h.cell.Start(command)
 }
 
-// apply applies YAML as kubectl's server-side apply does, until one object is refused.
+// apply applies YAML as kubectl's server-side apply does. It stops at the first object that is refused.
 func (h *host) apply(text string) error {
 	h.Helper()
 	objects := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
@@ -86,7 +86,7 @@ func (h *host) apply(text string) error {
 	}
 }
 
-// freePort is a port of this machine that nobody listens on.
+// freePort returns a port of this machine that is not in use.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

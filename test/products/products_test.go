@@ -1,4 +1,4 @@
-// Package products runs what others ship on a cell whose processes run apart.
+// Package products runs the products of others on a cell whose parts are separate processes.
 package products
 
 import (
@@ -33,7 +33,7 @@ import (
 const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // a watch that ends with its process is said there
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // otherwise it reports watches that end with their process
 	os.Exit(m.Run())
 }
 
@@ -55,7 +55,7 @@ func newHost(t *testing.T) *host {
 	return &host{T: t, cell: cell, client: client, dynamic: objects}
 }
 
-// helm is what Helm's actions work with.
+// helm returns the configuration of Helm's actions.
 func (h *host) helm(namespace string) *action.Configuration {
 	h.Helper()
 	settings := cli.New()
@@ -66,7 +66,8 @@ func (h *host) helm(namespace string) *action.Configuration {
 	return config
 }
 
-// install installs a chart, in a namespace with the name of the release. Without nodes its Deployments never get ready.
+// install installs a chart, in a namespace with the name of the release. Without nodes, its Deployments never get
+// ready.
 func (h *host) install(folder, name string, values map[string]any) {
 	h.Helper()
 	install := action.NewInstall(h.helm(name))
@@ -83,7 +84,7 @@ func (h *host) chart(folder string) chart.Charter {
 	return loaded
 }
 
-// until waits until an object is there for which the condition holds, and returns it.
+// until waits until an object exists and meets the condition, and returns it.
 func (h *host) until(resource schema.GroupVersionResource, namespace, name string, holds func(*unstructured.Unstructured) bool) *unstructured.Unstructured {
 	h.Helper()
 	var last *unstructured.Unstructured
@@ -95,7 +96,7 @@ func (h *host) until(resource schema.GroupVersionResource, namespace, name strin
 	return last
 }
 
-// untilGone waits until an object is not there.
+// untilGone waits until an object does not exist.
 func (h *host) untilGone(resource schema.GroupVersionResource, namespace, name string) {
 	h.Helper()
 	absent := func(store cache.Store) (bool, error) { return len(store.List()) == 0, nil }
@@ -120,7 +121,8 @@ func (h *host) follow(resource schema.GroupVersionResource, namespace, name stri
 	return err
 }
 
-// hasCondition says whether a condition of an object is true, and was observed at its generation if it says so.
+// hasCondition returns a check that a condition of an object is true. If the condition names a generation, it must be
+// the object's.
 func hasCondition(kind string) func(*unstructured.Unstructured) bool {
 	return func(u *unstructured.Unstructured) bool {
 		conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
