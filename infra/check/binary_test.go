@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// run is what the built binary says to a command line.
+// run returns the built binary's output for a command line.
 func run(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(product.Logplane(t), args...).Output()
@@ -29,7 +29,7 @@ func run(t testing.TB, args ...string) string {
 
 var helped = map[string]map[string]bool{}
 
-// flags of a command, as its help lists them.
+// flags returns a command's flags, from its help.
 func flags(t testing.TB, command string) map[string]bool {
 	t.Helper()
 	if helped[command] == nil {
@@ -42,7 +42,7 @@ func flags(t testing.TB, command string) map[string]bool {
 	return helped[command]
 }
 
-// commands are those of the binary.
+// commands returns the binary's commands.
 func commands(t testing.TB) []string {
 	t.Helper()
 	list, _, _ := strings.Cut(run(t, "--help"), "\nFlags:\n")
@@ -56,7 +56,7 @@ func commands(t testing.TB) []string {
 	return all
 }
 
-// requireLine holds the command line of a process against the binary: the command, and its flags.
+// requireLine checks a process's command line against the binary: the command and its flags must exist.
 func requireLine(t testing.TB, where string, args []string) {
 	t.Helper()
 	require.Contains(t, commands(t), args[0], where)
@@ -68,13 +68,13 @@ func requireLine(t testing.TB, where string, args []string) {
 	}
 }
 
-// flagOf is the flag that an environment variable sets.
+// flagOf returns the flag that an environment variable sets.
 func flagOf(variable string) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(variable, "LOGPLANE_"), "_", "-"))
 }
 
-// TestHandlers: the functions are the handlers that the binary knows, each with the policy of its own name, and with
-// variables that are its flags.
+// TestHandlers: the functions have handlers that the binary knows. Each function has the policy with its name, and
+// variables that are flags of the binary.
 func TestHandlers(t *testing.T) {
 	failures := make(chan string, 1)
 	platform := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -134,14 +134,14 @@ func TestHandlers(t *testing.T) {
 	}
 	assert.ElementsMatch(t, handlers, deployed)
 
-	// A machine of watchers runs three commands, and may what they may.
+	// A machine for watchers runs three commands, and has the rights of all three.
 	source := Source(c.Blocks["aws_iam_role_policy.watcher"].Body.Attributes["for_each"].Expr)
 	for _, command := range []string{"watcher", "projector", "init"} {
 		assert.Regexp(t, command+` += data\.aws_iam_policy_document\.`+command+`\.json`, source)
 	}
 }
 
-// TestScripts: what machines run is a script of bash, whose commands and flags are the binary's.
+// TestScripts: machines run a script for bash, whose commands and flags the binary has.
 func TestScripts(t *testing.T) {
 	c := load(t)
 	ctx, err := c.Values(variables, map[string]cty.Value{"aws_route53_zone.private": cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("logplane.internal")}),
@@ -166,7 +166,7 @@ func TestScripts(t *testing.T) {
 		for _, unit := range units {
 			requireLine(t, address, strings.Fields(unit[1]))
 		}
-		// What a variable names is written by the script.
+		// If a variable names a file, the script writes that file.
 		for _, file := range regexp.MustCompile(`(?m)^LOGPLANE_\w+=/opt/logplane/(.+)$`).FindAllStringSubmatch(script, -1) {
 			assert.Contains(t, script, `"`+file[1]+`"`, address)
 		}
@@ -175,10 +175,10 @@ func TestScripts(t *testing.T) {
 
 var variable = regexp.MustCompile(`LOGPLANE_[A-Z0-9_]*[A-Z0-9]`)
 
-// foreign are variables that are no flags: of nats-server, and of our own tests.
+// foreign are variables that are not flags: for nats-server, and for the tests.
 var foreign = []string{"LOGPLANE_PASSWORD", "LOGPLANE_BINARY"}
 
-// TestVariables: every variable that a file here names is the flag of a command.
+// TestVariables: every variable in a file here is the flag of a command.
 func TestVariables(t *testing.T) {
 	known := map[string]bool{}
 	for _, command := range commands(t) {
@@ -201,7 +201,7 @@ func TestVariables(t *testing.T) {
 	assert.Greater(t, found, 20)
 }
 
-// TestMetrics: alarms and the agent on machines name metrics that processes have.
+// TestMetrics: alarms, and the agent on machines, name metrics that processes have.
 func TestMetrics(t *testing.T) {
 	page, err := os.ReadFile("../../docs/run/watch.md")
 	require.NoError(t, err)

@@ -30,8 +30,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// needs are the IAM actions that an operation of S3 takes, on a bucket that KMS encrypts. GetObject takes s3:ListBucket
-// to be told 404 and not 403, and what replaces by an ETag must be able to read it.
+// needs are the IAM actions that an operation of S3 requires, on a bucket that is encrypted by KMS. Without
+// s3:ListBucket, GetObject of a missing object would be answered 403 and not 404. An operation that replaces an object
+// by its ETag must be allowed to read it.
 var needs = map[string][]string{
 	"GetObject":     {"s3:GetObject", "s3:ListBucket", "kms:Decrypt"},
 	"PutObject":     {"s3:PutObject", "s3:GetObject", "kms:GenerateDataKey"},
@@ -47,7 +48,7 @@ type asked struct {
 	ifMatch, ifNoneMatch bool
 }
 
-// operation names what a request is in S3's API: a method and a query.
+// operation names a request in the terms of S3's API, by its method and query.
 func operation(r *http.Request) asked {
 	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	a := asked{key: key, ifMatch: r.Header.Get("If-Match") != "", ifNoneMatch: r.Header.Get("If-None-Match") != ""}
@@ -65,12 +66,12 @@ func operation(r *http.Request) asked {
 	case r.Method == http.MethodDelete && key != "":
 		a.operation = "DeleteObject"
 	default:
-		a.operation = r.Method + " " + r.URL.RequestURI() // which needs has not
+		a.operation = r.Method + " " + r.URL.RequestURI() // an operation that needs does not have
 	}
 	return a
 }
 
-// recorder stands before a bucket and writes down what it is asked.
+// recorder is a proxy before a bucket, which records the requests.
 type recorder struct {
 	*httptest.Server
 
@@ -82,7 +83,7 @@ const orphan = "cell/seg/0/an-orphan"
 
 var modified = regexp.MustCompile(`(<Key>` + orphan + `</Key><LastModified>)[^<]*`)
 
-// record returns a recorder before the server. To those who list, the orphan looks as if it were old: the grace period
+// record returns a recorder before the server. In lists the orphan looks old enough to be collected: the grace period
 // of garbage is a quarter of an hour.
 func record(t *testing.T, server string) *recorder {
 	target, err := url.Parse(server)
@@ -91,7 +92,7 @@ func record(t *testing.T, server string) *recorder {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(target)
-			p.Out.Host = p.In.Host // it is signed
+			p.Out.Host = p.In.Host // the host is part of the signature
 		},
 		ModifyResponse: func(response *http.Response) error {
 			if operation(response.Request).operation != "ListObjectsV2" {
@@ -117,7 +118,7 @@ func record(t *testing.T, server string) *recorder {
 	return r
 }
 
-// take returns what was asked since the last time.
+// take returns the requests since the last call.
 func (r *recorder) take() []asked {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,8 +137,8 @@ func (r *recorder) has(operation string) bool {
 	return false
 }
 
-// TestPermissions: each role may ask of the bucket what its process does ask, and nothing else, and the bucket's own
-// policy refuses none of it.
+// TestPermissions: each role has exactly the rights on the bucket that its process uses, and the bucket's own policy
+// denies none of them.
 func TestPermissions(t *testing.T) {
 	minioServer := miniotest.Start(t)
 	const name = "a-cell"
@@ -162,7 +163,7 @@ func TestPermissions(t *testing.T) {
 	ends(append([]string{"init"}, recorded...)...)
 	seen["init"] = r.take()
 
-	// Each of these finds a tail that has grown past a quarter of its budget, and commits.
+	// Each of these roles finds a tail that has grown past a quarter of its budget, and commits.
 	for _, role := range []string{"api", "watcher"} {
 		p := product.Serve(t, append([]string{role, "--listen", "127.0.0.1:0"}, small...)...)
 		grow(t, p.URL(), role)
@@ -182,7 +183,7 @@ func TestPermissions(t *testing.T) {
 	require.NoError(t, err)
 	projector := product.Run(t, append([]string{"projector"}, recorded...)...)
 	waitFor(t, r, "GetObject")
-	grow(t, writer.URL(), "projector") // it collects garbage after commits
+	grow(t, writer.URL(), "projector") // the projector collects garbage after commits
 	waitFor(t, r, "DeleteObject")
 	projector.Stop()
 	seen["projector"] = r.take()
@@ -206,7 +207,7 @@ func TestPermissions(t *testing.T) {
 	assert.True(t, slices.ContainsFunc(seen["projector"], func(a asked) bool { return a.key == "cell/root" && a.ifMatch }), "projector replaces it")
 }
 
-// TestBucketPolicy: what no process does is refused to all.
+// TestBucketPolicy: the policy denies everybody what no process does.
 func TestBucketPolicy(t *testing.T) {
 	c := load(t)
 	for _, a := range []asked{
@@ -230,7 +231,7 @@ func TestBucketPolicy(t *testing.T) {
 
 const arn = "arn:aws:s3:::a-cell"
 
-// statements of a policy document, with their lists.
+// statements returns the statements of a policy document as lists, and their conditions.
 func statements(t *testing.T, c *Configuration, document string) (all []map[string][]string, conditions [][]map[string][]string) {
 	t.Helper()
 	ctx, err := c.Values(variables, map[string]cty.Value{
@@ -274,7 +275,7 @@ func list(v cty.Value) []string {
 	return all
 }
 
-// grants are the resources by action that a role's document allows.
+// grants returns the resources that a role's document allows, by action.
 func grants(t *testing.T, c *Configuration, role string) map[string][]string {
 	t.Helper()
 	all, _ := statements(t, c, role)
@@ -287,7 +288,7 @@ func grants(t *testing.T, c *Configuration, role string) map[string][]string {
 	return granted
 }
 
-// covers reports whether one of the resources is what the action is about.
+// covers says whether one of the resources is the one that the action needs.
 func covers(resources []string, a asked, action string) bool {
 	switch {
 	case strings.HasPrefix(action, "kms:"):
@@ -298,13 +299,14 @@ func covers(resources []string, a asked, action string) bool {
 	return slices.ContainsFunc(resources, func(pattern string) bool { return matches(pattern, arn+"/"+a.key) })
 }
 
-// matches is IAM's: a star is any text, slashes too.
+// matches compares as IAM does: a star is any text, including slashes.
 func matches(pattern, resource string) bool {
 	ok, err := path.Match(strings.ReplaceAll(pattern, "/", "\x00"), strings.ReplaceAll(resource, "/", "\x00"))
 	return err == nil && ok
 }
 
-// denied evaluates the bucket's policy: of its conditions, those on headers. Requests come over HTTPS.
+// denied evaluates the bucket's policy. Of its conditions it knows only those on headers; requests count as sent over
+// HTTPS.
 func denied(t *testing.T, c *Configuration, a asked) bool {
 	t.Helper()
 	all, conditions := statements(t, c, "bucket")
@@ -339,7 +341,7 @@ func denied(t *testing.T, c *Configuration, a asked) bool {
 	return false
 }
 
-// grow writes more than a quarter of a MiB, which does not compress.
+// grow writes more than a quarter of a MiB that does not compress.
 func grow(t *testing.T, server, name string) {
 	t.Helper()
 	for i := range 10 {
@@ -363,7 +365,7 @@ func read(t *testing.T, address string) {
 	require.Equal(t, http.StatusOK, response.StatusCode)
 }
 
-// waitFor returns when the bucket was asked for the operation. Reads of the API make a process that waits for one work.
+// waitFor waits until the bucket gets a request for the operation.
 func waitFor(t *testing.T, r *recorder, operation string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestPort: what Cloud Run and Knative start serves on the port that they name, goes on after its processor was taken
-// away between two requests, and ends well when it is told to.
+// TestPort: the container of Cloud Run and Knative serves on the port that the platform names. It goes on after it had
+// no processor time between two requests, and exits with success when it is told to end.
 func TestPort(t *testing.T) {
 	folder := t.TempDir()
 	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"), "--credentials", folder)

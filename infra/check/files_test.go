@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFiles: what files.sh makes is what servers and clients need, and a second time it changes nothing.
+// TestFiles: files.sh makes the files that servers and clients need, and a second run changes nothing.
 func TestFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "files")
 	script := func() {

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// front runs CloudFront's function on a request, as far as its language goes, and returns the origin. CloudFront's own
-// runtime has less than this one.
+// front runs CloudFront's function on a request, and returns the origin that it chooses. The interpreter here knows
+// more of the language than CloudFront's own runtime.
 func front(t *testing.T, target string) string {
 	t.Helper()
 	source, err := os.ReadFile("../aws/front.js")
@@ -39,7 +39,8 @@ func front(t *testing.T, target string) string {
 	return origin
 }
 
-// query is a query as CloudFront shows it: of a name that comes twice, the last value, and all of them.
+// query returns a query in the form that CloudFront uses: a parameter that comes twice has its last value, and a list
+// of all values.
 func query(raw string) map[string]any {
 	all := map[string]any{}
 	for pair := range strings.SplitSeq(raw, "&") {
@@ -60,14 +61,14 @@ func query(raw string) map[string]any {
 	return all
 }
 
-// streams are the paths that nodes serve: 'logplane front' lets 'api' serve them, for as long as they last, and a
-// function cannot.
+// streams are the paths that nodes serve. 'logplane front' sends them to 'api', which serves them for as long as they
+// last, but a function cannot.
 var streams = []string{
 	"/api/v1/namespaces/a/pods/p/log", "/api/v1/namespaces/a/pods/p/exec", "/api/v1/namespaces/a/pods/p/attach", "/api/v1/namespaces/a/pods/p/portforward",
 	"/api/v1/namespaces/a/pods/p/proxy/x/y", "/api/v1/namespaces/a/services/s/proxy", "/api/v1/nodes/n/proxy/metrics",
 }
 
-// TestFront: CloudFront sends to the watchers what 'logplane front' sends there, and streams besides.
+// TestFront: CloudFront sends the same requests to the watchers as 'logplane front' does, and also those for streams.
 func TestFront(t *testing.T) {
 	role := func(name string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(name)) }))
@@ -90,7 +91,7 @@ func TestFront(t *testing.T) {
 				assert.True(t, sent, path+query)
 			case strings.Contains(path, "configmaps") || !strings.Contains(query, "watch"):
 				assert.False(t, sent, path+query)
-			} // where there is nothing to watch, any process answers
+			} // these cannot be watched, so any process answers
 		}
 	}
 }
@@ -105,7 +106,7 @@ func get(t *testing.T, address string) string {
 	return string(body)
 }
 
-// TestFrontRuntime: the function is one that CloudFront takes, and the origin that it chooses is the distribution's.
+// TestFrontRuntime: CloudFront accepts the function, and the origin that it chooses is one of the distribution's.
 func TestFrontRuntime(t *testing.T) {
 	c := load(t)
 	function := c.Blocks["aws_cloudfront_function.front"].Body

@@ -21,7 +21,7 @@ func decoded(t *testing.T) func(string) string {
 	}
 }
 
-// object is what overlays have in common, of every kind.
+// object has the fields that all kinds of objects in overlays share.
 type object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -53,8 +53,8 @@ func overlay(t *testing.T, name string) map[string]object {
 	return all
 }
 
-// TestOverlays: every overlay builds, with the processes that it should have, which run as nobody, on a root that they
-// cannot write, with limits and probes, and with flags and variables that are the binary's.
+// TestOverlays: every overlay builds, and has the processes that it should have. They run as nobody, on a root that
+// they cannot write to, with limits and probes, and their flags and variables are the binary's.
 func TestOverlays(t *testing.T) {
 	for name, processes := range map[string][]string{
 		"base":     {"init", "api", "watcher", "projector", "lifecycle"},
@@ -84,7 +84,7 @@ func TestOverlays(t *testing.T) {
 					}
 					assert.NotEmpty(t, c.Resources.Limits.Memory().String(), where)
 					assert.False(t, c.Resources.Limits.Memory().IsZero(), "%s has no limit of memory", where)
-					if name != "cloudrun" { // which knows no such fields: its containers cannot be told
+					if name != "cloudrun" { // Cloud Run does not have these fields
 						restricted(t, where, pod, c)
 					}
 					if c.Name == "nats" {
@@ -122,7 +122,7 @@ func TestOverlays(t *testing.T) {
 	}
 }
 
-// restricted is what the Pod Security Standard of that name asks for, and a root that cannot be written.
+// restricted checks the Pod Security Standard of that name, and that the root is read-only.
 func restricted(t *testing.T, where string, pod corev1.PodSpec, c corev1.Container) {
 	t.Helper()
 	require.NotNil(t, pod.SecurityContext, where)

@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAuthorization: the users of the log are what 'logplane permissions' prints.
+// TestAuthorization: the users of the log are those that 'logplane permissions' prints.
 func TestAuthorization(t *testing.T) {
 	printed := run(t, "permissions", "--user", "subscriber", "--namespace", "default")
 	for _, name := range []string{"../aws/machine/authorization.conf", "../kubernetes/plain/authorization.conf"} {
@@ -34,11 +34,11 @@ func TestAuthorization(t *testing.T) {
 	}
 }
 
-// password is as files.sh makes it: hexadecimal, so that it may look like the beginning of a number.
+// password has the form that files.sh makes: hexadecimal, so it may look like the beginning of a number.
 const password = "12e45678abcdef00"
 
-// TestLog: three servers start with what Terraform writes, and 'logplane init' makes a log with three copies on them,
-// over TLS, as the user that may. Both configurations keep what a deployment must.
+// TestLog: three servers start with the files that Terraform writes. 'logplane init' makes a log with three copies on
+// them, over TLS, as the user with the right to do so. The servers' configurations meet what a deployment must provide.
 func TestLog(t *testing.T) {
 	t.Setenv("LOGPLANE_PASSWORD", password)
 	t.Setenv("SUBSCRIBER_PASSWORD", "7e8f")
@@ -77,7 +77,7 @@ func TestLog(t *testing.T) {
 	}
 	where := []string{"--nats", strings.Join(urls, ","), "--nats-ca-file", filepath.Join(folder, "nats-ca.crt"), "--bucket", "file://" + filepath.Join(folder, "bucket")}
 	deadline := time.Now().Add(time.Minute)
-	for { // they have no leader at once
+	for { // at first the servers have no leader
 		p := product.Run(t, append([]string{"init", "--replicas", "3"}, where...)...)
 		<-p.Exited
 		if p.Cmd.ProcessState.ExitCode() == 0 {
@@ -90,7 +90,7 @@ func TestLog(t *testing.T) {
 	require.NotZero(t, stranger.Cmd.ProcessState.ExitCode(), "whoever has no password makes no log")
 }
 
-// TestLogOnKubernetes: the configuration of the overlay keeps the same.
+// TestLogOnKubernetes: the overlay's configuration meets the same.
 func TestLogOnKubernetes(t *testing.T) {
 	t.Setenv("LOGPLANE_PASSWORD", password)
 	t.Setenv("SUBSCRIBER_PASSWORD", "7e8f")
@@ -110,7 +110,7 @@ func TestLogOnKubernetes(t *testing.T) {
 	kept(t, options)
 }
 
-// kept is what docs/run/cell.md says that a deployment must.
+// kept checks a server's options against what docs/run/cell.md says that a deployment must provide.
 func kept(t *testing.T, o *server.Options) {
 	t.Helper()
 	assert.True(t, o.SyncAlways, "an append is synced before it is acknowledged")
@@ -152,7 +152,7 @@ func authority(t *testing.T, folder string) {
 	write("nats.key", "PRIVATE KEY", der)
 }
 
-// ports are free at this moment.
+// ports returns addresses that are free at the moment.
 func ports(t *testing.T, n int) (all []string) {
 	t.Helper()
 	for range n {

@@ -1,5 +1,5 @@
-// Package check reads what deploys Logplane as its tools would, and holds it against the built binary. Its tests say
-// what is checked. Nothing is asked of a cloud.
+// Package check reads the files that deploy Logplane, as the deployment tools would, and compares them with the built
+// binary. Its tests say what is checked. It sends no request to a cloud.
 //
 // A configuration is the Terraform of a folder. A block of it is declared by 'resource', 'data', 'variable', 'local' or
 // 'output'. An expression refers to blocks by their addresses, such as 'var.name' and 'aws_vpc.cell'.
@@ -22,14 +22,14 @@ import (
 // Configuration is the Terraform of a folder.
 type Configuration struct {
 	Folder string
-	// Blocks by their addresses. A local value is its expression's attribute.
+	// Blocks has the blocks by address. Locals has the attribute of each local value's expression.
 	Blocks map[string]*hclsyntax.Block
 	Locals map[string]*hclsyntax.Attribute
 
 	bodies []*hclsyntax.Body
 }
 
-// Load parses all files of a folder. What does not parse, or is declared twice, is an error.
+// Load parses all files of a folder. It returns an error if something does not parse, or is declared twice.
 func Load(folder string) (*Configuration, error) {
 	files, err := filepath.Glob(filepath.Join(folder, "*.tf"))
 	if err != nil {
@@ -89,18 +89,18 @@ func (c *Configuration) declare(block *hclsyntax.Block) error {
 	return nil
 }
 
-// Reference is one place where an expression refers to a block.
+// Reference is one reference of an expression to a block.
 type Reference struct {
 	Address string
 	Range   hcl.Range
-	// Rest is what follows the address.
+	// Rest is the part of the reference after the address.
 	Rest hcl.Traversal
 }
 
-// builtIn are names that every expression may use.
+// builtIn are the names that every expression may use.
 var builtIn = []string{"each", "path", "self", "count", "terraform"}
 
-// References are all of the configuration, in the order of its files. Names of built-in values are left out.
+// References returns all references of the configuration, in the order of its files, without those to built-in values.
 func (c *Configuration) References() []Reference {
 	var all []Reference
 	for _, body := range c.bodies {
@@ -109,12 +109,12 @@ func (c *Configuration) References() []Reference {
 	return all
 }
 
-// of returns the references of a body. The names are those of iterators around it.
+// of returns the references of a body. The names are those of the iterators around it.
 func (c *Configuration) of(body *hclsyntax.Body, iterators []string) []Reference {
 	var all []Reference
 	for _, name := range slices.Sorted(maps.Keys(body.Attributes)) {
 		if name == "providers" || name == "provider" || name == "ignore_changes" || name == "type" && body.Attributes["description"] != nil {
-			continue // words that look like expressions
+			continue // these values look like expressions
 		}
 		for _, traversal := range body.Attributes[name].Expr.Variables() {
 			if root := traversal.RootName(); !slices.Contains(builtIn, root) && !slices.Contains(iterators, root) {
@@ -132,7 +132,7 @@ func (c *Configuration) of(body *hclsyntax.Body, iterators []string) []Reference
 	return all
 }
 
-// reference takes a traversal's address off it.
+// reference splits a traversal into the address and the rest.
 func reference(t hcl.Traversal) Reference {
 	parts := 2
 	if t.RootName() == "data" {
@@ -150,7 +150,7 @@ func reference(t hcl.Traversal) Reference {
 	return r
 }
 
-// text is a literal string, or what the source has, without values.
+// text returns the value of a literal string, "" for anything else.
 func text(e hclsyntax.Expression) string {
 	value, diagnostics := e.Value(nil)
 	if diagnostics.HasErrors() || value.Type() != cty.String {
@@ -159,7 +159,7 @@ func text(e hclsyntax.Expression) string {
 	return value.AsString()
 }
 
-// Source is the text of an expression as the file has it.
+// Source returns the text of an expression in its file.
 func Source(e hclsyntax.Expression) string {
 	file, err := os.ReadFile(e.Range().Filename)
 	if err != nil {

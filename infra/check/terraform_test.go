@@ -21,7 +21,7 @@ func load(t testing.TB) *Configuration {
 	return c
 }
 
-// variables of an installation.
+// variables has values for the variables of an installation.
 var variables = map[string]cty.Value{
 	"region": cty.StringVal("eu-central-1"),
 	"zones":  cty.ListVal([]cty.Value{cty.StringVal("eu-central-1a"), cty.StringVal("eu-central-1b"), cty.StringVal("eu-central-1c")}),
@@ -29,7 +29,7 @@ var variables = map[string]cty.Value{
 	"files_layer": cty.StringVal("arn:aws:lambda:eu-central-1:123456789012:layer:files:1"), "alarm_email": cty.StringVal("ann@example.com"), "budget": cty.NumberIntVal(200),
 }
 
-// TestReferences: every reference has its target, and every target that is there to be referred to is.
+// TestReferences: the target of every reference exists, and every declaration that exists to be referred to is used.
 func TestReferences(t *testing.T) {
 	c := load(t)
 	used := map[string]bool{}
@@ -85,7 +85,7 @@ func described(block *hclsyntax.Block) string {
 	return text(attribute.Expr)
 }
 
-// TestEach: 'each' is used in blocks that have several, and nowhere else.
+// TestEach: exactly the blocks with 'for_each' use 'each'.
 func TestEach(t *testing.T) {
 	for address, block := range load(t).Blocks {
 		several := block.Body.Attributes["for_each"] != nil
@@ -100,8 +100,8 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// TestExpressions: every expression has a value, as far as it can have one before there is a cloud: its functions
-// exist and take their arguments, its files are there, and templates are given what they use.
+// TestExpressions: every expression can be evaluated, as far as that is possible without a cloud: its functions exist
+// and accept the arguments, its files exist, and templates get the variables that they use.
 func TestExpressions(t *testing.T) {
 	c := load(t)
 	ctx, err := c.Values(variables, nil)
@@ -123,7 +123,7 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// words are attributes that look like expressions and are none.
+// words are attributes whose values look like expressions, but are not.
 var words = []string{"type", "provider", "depends_on", "ignore_changes"}
 
 func evaluate(t *testing.T, address string, body *hclsyntax.Body, ctx *hcl.EvalContext) {
@@ -145,7 +145,7 @@ func evaluate(t *testing.T, address string, body *hclsyntax.Body, ctx *hcl.EvalC
 	}
 }
 
-// TestNoCycle: nothing needs itself, which Terraform refuses to plan.
+// TestNoCycle: no block depends on itself, which Terraform would refuse to plan.
 func TestNoCycle(t *testing.T) {
 	c := load(t)
 	needs := map[string][]string{}
@@ -163,7 +163,7 @@ func TestNoCycle(t *testing.T) {
 	var visit func(address string, path []string)
 	visit = func(address string, path []string) {
 		if block := c.Blocks[address]; done[address] || block != nil && block.Type == "variable" {
-			return // a variable's condition is about itself
+			return // a variable's condition refers to the variable itself
 		}
 		path = append(path, address)
 		require.NotContains(t, path[:len(path)-1], address, "%v", path)

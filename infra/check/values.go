@@ -20,8 +20,9 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// Values returns what expressions see: the variables' values, defaults for others, and of resources nothing but what
-// given says, by address. Whatever a cloud would say is unknown. It evaluates local values as they need each other.
+// Values returns the values that expressions refer to: of variables, with defaults for those not given, of local
+// values, and of resources and data, by address, as far as 'given' has them. Values that only a cloud would know are
+// unknown. Local values are evaluated in the order in which they need each other.
 func (c *Configuration) Values(variables map[string]cty.Value, given map[string]cty.Value) (*hcl.EvalContext, error) {
 	vars, locals, data, roots := map[string]cty.Value{}, map[string]cty.Value{}, map[string]map[string]cty.Value{}, map[string]map[string]cty.Value{}
 	for address, block := range c.Blocks {
@@ -51,7 +52,7 @@ func (c *Configuration) Values(variables map[string]cty.Value, given map[string]
 	}
 	maps.Copy(all, objects(roots))
 	ctx := &hcl.EvalContext{Variables: all, Functions: c.functions()}
-	// Each round finds those whose needs are known. Those that need each other are never found.
+	// Each round evaluates the local values whose needs are known. Values that need each other are never evaluated.
 	for len(locals) < len(c.Locals) {
 		before := len(locals)
 		var last hcl.Diagnostics
@@ -90,7 +91,8 @@ func objects(in map[string]map[string]cty.Value) map[string]cty.Value {
 	return out
 }
 
-// functions are those of Terraform's that the configuration calls. One that is missing here is an error of the test's.
+// functions returns the functions of Terraform that the configuration calls. If one is missing here, the test is wrong
+// and not the configuration.
 func (c *Configuration) functions() map[string]function.Function {
 	return map[string]function.Function{
 		"can": tryfunc.CanFunc, "contains": stdlib.ContainsFunc, "distinct": stdlib.DistinctFunc, "join": stdlib.JoinFunc,
@@ -106,7 +108,8 @@ func (c *Configuration) functions() map[string]function.Function {
 		"one": function.New(&function.Spec{
 			Params: []function.Parameter{{Type: cty.DynamicPseudoType, AllowUnknown: true, AllowDynamicType: true}},
 			Type:   function.StaticReturnType(cty.DynamicPseudoType),
-			Impl:   func([]cty.Value, cty.Type) (cty.Value, error) { return cty.DynamicVal, nil }, // only asked of what a cloud says
+			// only called with values that a cloud would know
+			Impl: func([]cty.Value, cty.Type) (cty.Value, error) { return cty.DynamicVal, nil },
 		}),
 		"cidrsubnet":   function.New(&function.Spec{Params: []function.Parameter{{Type: cty.String}, {Type: cty.Number}, {Type: cty.Number}}, Type: function.StaticReturnType(cty.String), Impl: subnet}),
 		"templatefile": function.New(&function.Spec{Params: []function.Parameter{{Type: cty.String}, {Type: cty.DynamicPseudoType, AllowUnknown: true}}, Type: function.StaticReturnType(cty.String), Impl: c.template}),
@@ -140,7 +143,7 @@ func subnet(args []cty.Value, _ cty.Type) (cty.Value, error) {
 	return cty.StringVal(fmt.Sprintf("%d.%d.%d.%d/%d", byte(n>>24), byte(n>>16), byte(n>>8), byte(n), bits)), nil
 }
 
-// template renders a file with exactly the values that it uses.
+// template renders a file, and requires exactly the values that the file uses.
 func (c *Configuration) template(args []cty.Value, _ cty.Type) (cty.Value, error) {
 	name := args[0].AsString()
 	source, err := os.ReadFile(name)

@@ -10,24 +10,24 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// Prices of AWS in dollars, for x86-64 in us-east-1, as aws.amazon.com/lambda/pricing and
-// aws.amazon.com/api-gateway/pricing have them in 2025. Since August 2025 the start of a process is paid for, too. A
-// function URL costs nothing.
+// Prices of AWS in dollars, for x86-64 in us-east-1, from aws.amazon.com/lambda/pricing and
+// aws.amazon.com/api-gateway/pricing in 2025. Since August 2025 AWS bills the start of a process, too. A function URL
+// costs nothing.
 const (
 	priceGBSecond       = 0.0000166667
-	priceMillion        = 0.20 // a million invocations
-	priceMillionHTTPAPI = 1.00 // a million requests
-	priceMillionRESTAPI = 3.50 // a million requests
+	priceMillion        = 0.20 // per million invocations
+	priceMillionHTTPAPI = 1.00 // per million requests
+	priceMillionRESTAPI = 3.50 // per million requests
 )
 
-// million is what a million invocations cost that are billed like one.
+// million returns the cost of a million invocations that are each billed for that time.
 func million(billed time.Duration) float64 {
 	return priceMillion + 1e6*billed.Seconds()*emulator.MemorySize/1024*priceGBSecond
 }
 
-// BenchmarkInvocation prints how long a client waits for a GET and for a write: of a sandbox that has to be started,
-// from exec on, and of one that is thawed. It prints what is billed for them, and what a million of them cost with a
-// function URL.
+// BenchmarkInvocation prints how long a client waits for a GET and for a write: with a sandbox that must be started,
+// from exec on, and with one that is thawed. It also prints the billed times, and the cost of a million such requests
+// through a function URL.
 func BenchmarkInvocation(b *testing.B) {
 	for _, kind := range []string{"get", "create"} {
 		b.Run(kind, func(b *testing.B) { benchmarkInvocation(b, kind) })

@@ -13,7 +13,7 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// TestReaped: a sandbox that rests for long is ended, and the next request starts another.
+// TestReaped: a sandbox that was idle for long is ended, and the next request starts another.
 func TestReaped(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -31,8 +31,8 @@ func TestReaped(t *testing.T) {
 	require.Positive(t, reports[1].Start, "it had to start")
 }
 
-// TestLateInvocation: where the platform is strict, an invocation that outlasts the timeout costs its sandbox and not
-// its place.
+// TestLateInvocation: on a strict platform, an invocation that runs into the timeout loses its sandbox, but its place
+// becomes free again.
 func TestLateInvocation(t *testing.T) {
 	t.Parallel()
 	c, p := newCell(t), newPassage(t)

@@ -23,9 +23,9 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// TestFreeze stops a function's process at each step of a write, for longer than the write may take and than its events
-// stay in the log. Meanwhile another process writes the same object. Each write that was acknowledged is there, once,
-// whoever wrote it. The next request of the process that was frozen is answered within a second.
+// TestFreeze stops a function's process at each step of a write. It stays stopped for longer than a write may take, and
+// longer than its events stay in the log. Meanwhile another process writes the same object. Every acknowledged write of
+// either process must be there exactly once. The next request to the thawed process must be answered within a second.
 func TestFreeze(t *testing.T) {
 	needsShipped(t)
 	f := newFreezer(t, newCell(t))
@@ -41,7 +41,8 @@ func TestFreeze(t *testing.T) {
 	require.Positive(t, f.freezeAll(kinds), "some processes wrote what they should not have, and it is void")
 }
 
-// TestFreezeOnMinIO is TestFreeze for a write that reads from the bucket, so that its steps lie on the way there too.
+// TestFreezeOnMinIO does the same as TestFreeze with a write that reads from the bucket, so that some steps are
+// requests to the bucket.
 func TestFreezeOnMinIO(t *testing.T) {
 	needsShipped(t)
 	s := miniotest.Start(t)
@@ -74,8 +75,8 @@ func needsShipped(t *testing.T) {
 	}
 }
 
-// freezing is a kind of freeze: amid what, what becomes of the piece on its way, and whether another process writes the
-// object meanwhile.
+// freezing is a kind of freeze: during which write, what happens to the piece on its way, and whether another process
+// writes the object meanwhile.
 type freezing struct {
 	write writing
 	how   holding
@@ -86,18 +87,18 @@ func (k freezing) String() string {
 	return fmt.Sprintf("%s, frozen at a step which is %s, another writer: %t", k.write, k.how, k.rival)
 }
 
-// name of the object that is written.
+// name returns the name of the object that is written.
 func (k freezing) name(n int) string {
 	return fmt.Sprintf("%s-%d-%s-%t", strings.Fields(string(k.write))[1], n, k.how, k.rival)
 }
 
-// freezeAll freezes processes in all these ways at each step. It returns how many of their events are void.
+// freezeAll freezes processes at each step, in each of these ways. It returns how many of their events are void.
 func (f *freezer) freezeAll(kinds []freezing) (void int) {
 	t := f.t
 	recorded := f.record(kinds[0].write)
 	t.Logf("%s has %d steps", kinds[0].write, recorded)
 	require.Greater(t, recorded, 3, "it asks for the head, and appends")
-	steps := recorded + 2 // what is sent is not always cut into the same pieces
+	steps := recorded + 2 // the same bytes do not always pass in the same pieces
 	var all sync.WaitGroup
 	for _, k := range kinds {
 		for n := 1; n <= steps; n++ {
@@ -141,15 +142,15 @@ const (
 type freezer struct {
 	*cell
 	t     *testing.T
-	store string // address of the bucket's server; empty for a folder
+	store string // the address of the bucket's server; empty for a folder
 	rival *product.Process
 	own   *projection.Projection
-	// turn lets one sandbox start or thaw at a time: the processor is not what is tested.
+	// turn lets only one sandbox start or thaw at a time, because the test is not about the processor.
 	turn sync.Mutex
-	// folding is held by whoever folds the log.
+	// folding is held by the goroutine that folds the log.
 	folding sync.Mutex
-	heads   int          // by folding
-	frozen  atomic.Int64 // processes that were stopped amid a write
+	heads   int          // guarded by folding
+	frozen  atomic.Int64 // processes that were stopped during a write
 }
 
 func newFreezer(t *testing.T, c *cell) *freezer {
@@ -159,8 +160,8 @@ func newFreezer(t *testing.T, c *cell) *freezer {
 	return f
 }
 
-// forget folds the log into the snapshot, and purges it: its retention has passed. The head always stays, so there is
-// another one.
+// forget folds the log into the snapshot and purges it, as if its retention had passed. The head always stays, so
+// forget first writes another event.
 func (f *freezer) forget(ctx context.Context) error {
 	f.folding.Lock()
 	defer f.folding.Unlock()
@@ -175,14 +176,14 @@ func (f *freezer) forget(ctx context.Context) error {
 	return f.own.Retain(ctx, 0, applied)
 }
 
-// sandboxed is a function with one sandbox behind a passage. It has served a write.
+// sandboxed is a function with one sandbox behind a passage. The sandbox has already served a write.
 type sandboxed struct {
 	*emulator.Function
 	passage *passage
 	url     string
 }
 
-// answerTime is what a client may wait for, and most what the platform leaves of it for the request.
+// answerTime is how long a client may wait for an answer, and the most of it that the platform leaves for the request.
 const answerTime = time.Second
 
 func (f *freezer) start() (*sandboxed, error) {
@@ -203,7 +204,7 @@ func (f *freezer) start() (*sandboxed, error) {
 	return s, err
 }
 
-// record counts the steps of a write that nothing disturbs.
+// record counts the steps of an undisturbed write.
 func (f *freezer) record(w writing) int {
 	s, err := f.start()
 	require.NoError(f.t, err)
@@ -216,7 +217,8 @@ func (f *freezer) record(w writing) int {
 	return s.passage.counted()
 }
 
-// prepare makes what is to be changed. Where the bucket is a server, it must be read from there.
+// prepare creates the object that the write is to change. If the bucket is a server, prepare also purges the log, so
+// that the function must read the object from the bucket.
 func (f *freezer) prepare(w writing, name string) error {
 	if w == creation {
 		return nil
@@ -230,7 +232,7 @@ func (f *freezer) prepare(w writing, name string) error {
 	return f.forget(f.t.Context())
 }
 
-// freeze stops a sandbox at the nth step of a write and judges what came of it.
+// freeze stops a sandbox at the nth step of a write, and judges the outcome.
 func (f *freezer) freeze(k freezing, n int) error {
 	s, err := f.start()
 	if err != nil {
@@ -260,7 +262,7 @@ func (f *freezer) freeze(k freezing, n int) error {
 	}()
 	select {
 	case <-reached:
-	case o := <-answered: // the pieces of a stream are not always the same
+	case o := <-answered: // this time there were fewer pieces
 		if o.code >= 300 {
 			return fmt.Errorf("it was answered %d before that step: %w", o.code, o.err)
 		}
@@ -276,8 +278,8 @@ func (f *freezer) freeze(k freezing, n int) error {
 	if err := f.forget(f.t.Context()); err != nil {
 		return err
 	}
-	// Both deadlines must have passed, the request's and that of the append, which is a second: events stay in the log
-	// for more than twice as long as those (MinRetention).
+	// Both deadlines must have passed: the request's, and that of the append, which is a second. Events stay in the log
+	// for more than twice as long as both (MinRetention).
 	<-time.After(time.Until(began.Add(2*answerTime + margin)))
 
 	f.turn.Lock()
@@ -285,7 +287,7 @@ func (f *freezer) freeze(k freezing, n int) error {
 	s.passage.open()
 	process.Freeze(false)
 	ours := <-answered
-	if ours.err != nil { // it ended without an answer
+	if ours.err != nil { // the request ended without an answer
 		ours.code = 0
 	}
 	code, body, err := f.send(http.MethodGet, s.url, "/"+name, "")
@@ -295,10 +297,10 @@ func (f *freezer) freeze(k freezing, n int) error {
 	return f.judge(w, name, before, ours.code, theirs)
 }
 
-// margin is what the function keeps of its timeout for the answer.
+// margin is the part of its timeout that the function keeps for the answer.
 const margin = 500 * time.Millisecond
 
-// judge compares what was acknowledged with what is there.
+// judge compares the acknowledged writes with the object.
 func (f *freezer) judge(w writing, name string, before, ours, theirs int) error {
 	code, body, err := f.send(http.MethodGet, f.rival.URL(), "/"+name, "")
 	if err != nil || code != http.StatusOK && code != http.StatusNotFound {

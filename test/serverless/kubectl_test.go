@@ -22,13 +22,13 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// fronts are those that pass requests on.
+// fronts are the fronts that forward requests.
 var fronts = map[string]emulator.Front{
 	"function URL": {Shape: emulator.FunctionURL}, "buffered function URL": {Shape: emulator.BufferedURL},
 	"HTTP API": {Shape: emulator.HTTPAPI, Stage: "prod"}, "REST API": {Shape: emulator.RESTAPI},
 }
 
-// behind returns the front with a function of its own on the cell, and its URL.
+// behind gives the front a new function on the cell, and returns the front and its URL.
 func behind(t testing.TB, f emulator.Front, c *cell, most int) (emulator.Front, string) {
 	environment := c.environment
 	if f.Shape == emulator.BufferedURL {
@@ -38,7 +38,7 @@ func behind(t testing.TB, f emulator.Front, c *cell, most int) (emulator.Front, 
 	return f, serve(t, f)
 }
 
-// TestFronts: kubectl works through every front that passes requests on.
+// TestFronts: kubectl works through every front that forwards requests.
 func TestFronts(t *testing.T) {
 	for name, f := range fronts {
 		t.Run(name, func(t *testing.T) {
@@ -74,9 +74,9 @@ func TestFronts(t *testing.T) {
 	}
 }
 
-// watches follows an object through the front. The client follows the redirect to the watcher, which has the events: no
-// sandbox is busy with it. It watches a list, from its revision: of one object by name, kubectl leaves out the first
-// event of its watch, which is the change if that came before the watch was open.
+// watches follows an object through the front. The client follows the redirect to the watcher, which sends the events,
+// so no sandbox is busy with the watch. kubectl watches a list, from its revision. If it watched one object by name, it
+// would leave out the first event, and that is the change if it came before the watch was open.
 func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	t.Helper()
 	watch := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(url, "get", "configmaps", "--field-selector", "metadata.name=greeting", "--watch", "-o", `jsonpath={.data.text}{"\n"}`)...)
@@ -94,8 +94,8 @@ func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.Function.Resting() == f.Function.Started() })
 }
 
-// TestTour executes the tour of docs/start.md through each front. The tour kills the process in the lock of its folder.
-// Here that is a sandbox, and the platform starts another one.
+// TestTour executes the README's tour through each front. Where the tour kills a process, found by the lock of its
+// folder, a sandbox is killed here; the platform starts another one.
 func TestTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the tour three times")
@@ -131,7 +131,8 @@ func TestTour(t *testing.T) {
 	}
 }
 
-// TestList: kubectl lists 10,000 objects, some 15 MB, through each front: at once where it streams, and in pages.
+// TestList: kubectl lists 10,000 objects, some 15 MB, through each front: in one answer if the front streams, and in
+// pages.
 func TestList(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes 10,000 objects")
@@ -165,7 +166,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestSandboxes: ten clients at once have ten sandboxes, each of which reads what the others wrote.
+// TestSandboxes: ten clients at once get ten sandboxes, each of which reads what the others wrote.
 func TestSandboxes(t *testing.T) {
 	t.Parallel()
 	const sandboxes = 10
@@ -196,8 +197,8 @@ func TestSandboxes(t *testing.T) {
 	require.Equal(t, sandboxes, g.Function.Started(), "they served both")
 }
 
-// TestIdle: a cell whose functions are idle costs nothing, for however long. A frozen sandbox runs nothing. Once it is
-// reaped, nobody is connected, and nothing in the log or the bucket changes by itself.
+// TestIdle: a cell with idle functions costs nothing, for however long. A frozen sandbox runs nothing. Once it is
+// reaped, no connection is left, and nothing in the log or the bucket changes by itself.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -232,7 +233,7 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, "%s", said)
 }
 
-// stream is what the log's server says of the log.
+// stream returns what the log's server reports about the stream.
 func (c *cell) stream(t *testing.T) server.StreamDetail {
 	t.Helper()
 	all, err := c.log.Jsz(&server.JSzOptions{Streams: true, Consumer: true, Config: true})

@@ -8,31 +8,31 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// passage is what lies between a sandbox and the servers of its cell: TCP proxies that count the pieces which pass, in
-// either direction. Each piece is a step of whatever the sandbox does. At one of them everything can be held.
+// passage lies between a sandbox and the servers of its cell. It is TCP proxies that count the pieces which pass, in
+// both directions. Each piece is one step of the sandbox's work. At a chosen step, all traffic can be held.
 type passage struct {
 	done sync.WaitGroup
 
 	mu    sync.Mutex
 	gate  *sync.Cond
-	steps int                   // by mu; since the last arm
-	at    int                   // by mu; the step at which everything is held, 0 for none
-	how   holding               // by mu
-	stop  func()                // by mu; is called then
-	held  bool                  // by mu
-	lost  int                   // by mu; how often connections were lost
-	conns map[net.Conn]struct{} // by mu
+	steps int                   // guarded by mu; since the last arm
+	at    int                   // guarded by mu; the step at which all traffic is held, 0 for none
+	how   holding               // guarded by mu
+	stop  func()                // guarded by mu; called at that step
+	held  bool                  // guarded by mu
+	lost  int                   // guarded by mu; how often connections were lost
+	conns map[net.Conn]struct{} // guarded by mu
 }
 
-// holding is what becomes of the piece at which everything is held.
+// holding is what happens to the piece at which all traffic is held.
 type holding string
 
 const (
-	// passed: it has arrived.
+	// passed: the piece has arrived.
 	passed holding = "passed"
-	// delayed: it arrives when the passage is opened.
+	// delayed: the piece arrives when the passage is opened.
 	delayed holding = "delayed"
-	// lost: it never arrives, and the connections end, as those of a process do that was frozen for long.
+	// lost: the piece never arrives, and the connections end, like those of a process that was frozen for long.
 	lost holding = "lost"
 )
 
@@ -43,7 +43,7 @@ func newPassage(t testing.TB) *passage {
 	return p
 }
 
-// to returns an address from which a server's is reached.
+// to returns an address that leads to the server through the passage.
 func (p *passage) to(t testing.TB, server string) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -100,7 +100,7 @@ func (p *passage) pump(from, to net.Conn, losses int) {
 	}
 }
 
-// step lets one piece pass. It is false when the connection is lost.
+// step lets one piece pass. It returns false if the connection is lost.
 func (p *passage) step(pass func() bool, losses int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,34 +120,34 @@ func (p *passage) step(pass func() bool, losses int) bool {
 	return p.lost == losses && pass()
 }
 
-// wait waits while everything is held. It requires mu.
+// wait waits while traffic is held. The caller holds mu.
 func (p *passage) wait(losses int) {
 	for p.held && p.lost == losses {
 		p.gate.Wait()
 	}
 }
 
-// hold holds everything from now on. It requires mu.
+// hold holds all traffic from now on, and calls stop. The caller holds mu.
 func (p *passage) hold() {
 	p.held = true
 	p.stop()
 }
 
-// arm lets stop be called at the nth step from now on, and everything be held then. For n = 0 it only counts.
+// arm starts to count. At the nth step stop is called, and all traffic is held; n = 0 only counts.
 func (p *passage) arm(n int, how holding, stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.steps, p.at, p.how, p.stop = 0, n, how, stop
 }
 
-// counted is how many steps there were since arm.
+// counted returns the number of steps since arm.
 func (p *passage) counted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.steps
 }
 
-// open lets pass what was held, or loses it with its connections.
+// open lets the held pieces pass, or loses them and their connections.
 func (p *passage) open() {
 	p.mu.Lock()
 	losing := p.held && p.how == lost
@@ -173,7 +173,7 @@ func (p *passage) drop() {
 	p.gate.Broadcast()
 }
 
-// connections is how many there are now.
+// connections returns how many connections are open.
 func (p *passage) connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// newFunction is the built binary as a function, until the test ends.
+// newFunction runs the built binary as a function, until the test ends.
 func newFunction(t testing.TB, handler string, most int, environment ...string) *emulator.Function {
 	f := emulator.New(emulator.Config{Program: product.Logplane(t), Handler: handler, Most: most, Environment: environment})
 	t.Cleanup(f.Reap)
 	return f
 }
 
-// only is the one sandbox of a function.
+// only returns the single sandbox of a function.
 func only(t testing.TB, f *emulator.Function) *emulator.Sandbox {
 	all := f.Sandboxes()
 	if len(all) != 1 {
@@ -24,10 +24,10 @@ func only(t testing.TB, f *emulator.Function) *emulator.Sandbox {
 	return all[0]
 }
 
-// first is the sandbox of a function that was started first.
+// first returns the sandbox of a function that was started first.
 func first(f *emulator.Function) *emulator.Sandbox { return f.Sandboxes()[0] }
 
-// serve returns the front's URL, which is HTTPS: client-go sends no token otherwise.
+// serve serves the front and returns its URL. It is HTTPS, because client-go sends no token otherwise.
 func serve(t testing.TB, f emulator.Front) string {
 	s := httptest.NewTLSServer(f)
 	t.Cleanup(s.Close)

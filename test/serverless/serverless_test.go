@@ -36,10 +36,10 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// token is an administrator's.
+// token is an administrator's token.
 const token = "a-token-of-an-administrator"
 
-// trusting trusts every certificate: those here are our own.
+// trusting trusts every certificate, because all servers here are the test's own.
 var trusting = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 
 // cell is a log, a bucket, and a watcher.
@@ -47,7 +47,7 @@ type cell struct {
 	t                    testing.TB
 	nats, bucket, tokens string
 	objects              func() (bucket.Bucket, error) // opens the bucket
-	// where are the flags that lead to it, environment what a function needs.
+	// where has the flags for commands on the cell, and environment the variables that a function needs.
 	where, environment []string
 	log                *server.Server
 	watcher            *product.Process
@@ -63,7 +63,7 @@ func newCell(t testing.TB, ofWatcher ...string) *cell {
 	return c
 }
 
-// newCellIn makes a cell in a bucket. What its processes need to know of the bucket besides is in the environment.
+// newCellIn makes a cell in a bucket. Everything else that its processes need for the bucket is in the environment.
 func newCellIn(t testing.TB, bucket string, ofWatcher ...string) *cell {
 	folder, log := t.TempDir(), eventlogtest.Run(t, t.TempDir())
 	tokens := filepath.Join(folder, "tokens.csv")
@@ -85,7 +85,7 @@ func newCellIn(t testing.TB, bucket string, ofWatcher ...string) *cell {
 	return c
 }
 
-// write makes an object, or adds to one, so that it shows who wrote.
+// write creates an object, or adds a field to it. The object then shows who wrote.
 func (c *cell) write(base string, w writing, name, who string) (int, []byte, error) {
 	data := fmt.Sprintf(`{"metadata":{"name":%q},"data":{%q:"x"}}`, name, who)
 	if w == change {
@@ -133,8 +133,8 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `
 
-// TestLargeAnswers: a list that the platform cannot pass on whole is refused with advice, and streamed where it
-// streams.
+// TestLargeAnswers: a list that is too large for the platform is refused with advice. A front that streams passes it
+// on.
 func TestLargeAnswers(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -152,10 +152,10 @@ func TestLargeAnswers(t *testing.T) {
 		_ = answer.Body.Close()
 		require.Equal(t, http.StatusCreated, answer.StatusCode)
 	}
-	// Without compression, which would make it small.
+	// With compression, the answer would be small.
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableCompression = true
-	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // our own front
+	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the test's own front
 	list := func(f emulator.Front) (int, string) {
 		f.Function = newFunction(t, "api", 1, c.environment...)
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, serve(t, f)+"/api/v1/namespaces/default/configmaps", http.NoBody)
@@ -179,7 +179,7 @@ func TestLargeAnswers(t *testing.T) {
 	require.Contains(t, body, "1 MB")
 }
 
-// TestInitFails: what is wrong with a function's configuration reaches the platform.
+// TestInitFails: a function reports a mistake in its configuration to the platform.
 func TestInitFails(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -201,7 +201,7 @@ func TestInitFails(t *testing.T) {
 	}
 }
 
-// TestJobs: a schedule and a queue run the other roles.
+// TestJobs: the other roles run on events of a schedule and of a queue.
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -225,7 +225,7 @@ func TestJobs(t *testing.T) {
 	require.Contains(t, got.Failure, "the event is no HTTP request")
 }
 
-// queue is a queue of AWS's with a function behind it, as far as the watcher's doorbell sees it.
+// queue is an AWS queue with a function behind it, as far as the watcher's doorbell needs one.
 type queue struct {
 	function atomic.Pointer[emulator.Function]
 	calls    atomic.Int64
@@ -250,8 +250,8 @@ func (q *queue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestDoorbell: a cell whose projector and lifecycle are functions, which nothing but the watcher calls: what is
-// written comes into the snapshot, and a namespace goes. When all is done, nobody calls them any more.
+// TestDoorbell: in this cell projector and lifecycle are functions, and only the watcher calls them. Writes get into
+// the snapshot, and a deleted namespace goes. When everything is done, the functions are not called any more.
 func TestDoorbell(t *testing.T) {
 	t.Parallel()
 	var projector, lifecycle queue
@@ -269,16 +269,16 @@ func TestDoorbell(t *testing.T) {
 	}
 	kubectl("create", "namespace", "short")
 	kubectl("create", "configmap", "in", "--namespace", "short")
-	kubectl("delete", "namespace", "short") // it waits until it is gone
+	kubectl("delete", "namespace", "short") // kubectl waits until the namespace is gone
 	own := c.projection(t)
 	eventlogtest.Eventually(t, "all is in the snapshot", func() bool {
 		v, err := own.Latest(t.Context())
 		require.NoError(t, err)
-		root, err := own.Root(t.Context()) // the view's is as old as the view's first read
+		root, err := own.Root(t.Context()) // the root of a view is as old as the view's first read
 		require.NoError(t, err)
 		return root.Applied == v.Revision()
 	})
-	// What a function does that has nothing to do changes nothing. So nothing calls it again.
+	// A function that has nothing to do changes nothing, so it causes no further call.
 	before, err := own.Latest(t.Context())
 	require.NoError(t, err)
 	for _, q := range []*queue{&projector, &lifecycle} {
@@ -295,7 +295,7 @@ func TestDoorbell(t *testing.T) {
 	require.Equal(t, before.Revision(), after.Revision())
 }
 
-// projection is a projector of the test's own.
+// projection returns a projector of the test's own.
 func (c *cell) projection(t *testing.T) *projection.Projection {
 	t.Helper()
 	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats})
@@ -310,8 +310,8 @@ func (c *cell) projection(t *testing.T) *projection.Projection {
 	return p
 }
 
-// TestThaw: after a freeze in which the connection to the log has died without a sign, the next request is answered.
-// The process learns of the freeze from the platform's clock.
+// TestThaw: the connection to the log broke, without a sign, while the process was frozen. The next request is answered
+// all the same. The process notices the freeze by the platform's clock.
 func TestThaw(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -333,9 +333,9 @@ func TestThaw(t *testing.T) {
 	require.Equal(t, 1, f.Started(), "it is one process all the time")
 }
 
-// TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The
-// process learns of it from its own clock. It answers within a second, and so does it to those who ask at the same
-// time.
+// TestThawOfAPlainProcess does the same as TestThaw for a platform that freezes a listening process, such as Cloud Run.
+// The process notices the freeze by its own clock. It answers within a second, also to other clients that ask at the
+// same time.
 func TestThawOfAPlainProcess(t *testing.T) {
 	needsShipped(t)
 	t.Parallel()
@@ -350,7 +350,7 @@ func TestThawOfAPlainProcess(t *testing.T) {
 	for i := range 3 {
 		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGSTOP))
 		link.Lose()
-		<-time.After(3 * time.Second) // by the process's clock it has rested
+		<-time.After(3 * time.Second) // for the process's clock, it was idle for that long
 		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGCONT))
 		var all sync.WaitGroup
 		for j := range 4 {
@@ -364,7 +364,7 @@ func TestThawOfAPlainProcess(t *testing.T) {
 	}
 }
 
-// TestShutdown: a function that is told to end writes what it has counted since its last line, once, and ends well.
+// TestShutdown: a function that is told to end logs the metrics since its last line, once, and exits with success.
 func TestShutdown(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -402,7 +402,7 @@ func TestShutdown(t *testing.T) {
 	require.Equal(t, "projector", lines[1]["Function"])
 }
 
-// linesOf are the lines with metrics that a sandbox has printed, as far as they have come.
+// linesOf returns the complete lines with metrics that a sandbox has printed.
 func linesOf(t *testing.T, s *emulator.Sandbox) (lines []map[string]any) {
 	t.Helper()
 	for line := range strings.Lines(s.Output()) {

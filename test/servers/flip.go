@@ -1,4 +1,5 @@
-// Package servers does to the files and to the words of the log's servers what disks and older releases do.
+// Package servers damages files of the log's servers as disks do, and changes what servers say to what older releases
+// say.
 package servers
 
 import (
@@ -11,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// A record of a server's file: its length, the revision, the time, the subject's length, subject, the headers' length,
-// headers, body and the server's checksum. That is of neither length.
+// A record of a server's file has: its length, the revision, the time, the subject's length, the subject, the headers'
+// length, the headers, the body and the server's checksum. The checksum does not cover the two inner lengths.
 const (
 	atRevision = 4
 	atSubject  = 20
@@ -20,8 +21,8 @@ const (
 	recordSum  = 8
 )
 
-// Flip flips a bit of the event at a revision, in the files of a server that is stopped: one of the body; or, so that
-// the server does not notice, the lowest of the headers' length that is set, which makes them shorter.
+// Flip flips a bit of the event at a revision, in the files of a stopped server. It is a bit of the body; or, if the
+// server must not notice, the lowest bit that is set in the headers' length, so that the headers get shorter.
 func Flip(t testing.TB, folder string, rev eventlog.Revision, unnoticed bool) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(folder, "jetstream", "*", "streams", "logplane", "msgs", "*.blk"))
@@ -51,8 +52,8 @@ func Flip(t testing.TB, folder string, rev eventlog.Revision, unnoticed bool) {
 	t.Fatalf("none of %d files in %s has revision %d", len(files), folder, rev)
 }
 
-// FlipSome flips a bit in about one of n events of a server's file, half of them where the server does not notice, and
-// returns how many.
+// FlipSome flips a bit in about one of n events of a server's file, and returns how many it flipped. Half of them are
+// bits that the server does not check.
 func FlipSome(block []byte, n int, random *rand.Rand) (flipped int) {
 	eachRecord(block, func(record []byte) {
 		if random.IntN(n) == 0 {
@@ -73,7 +74,7 @@ func flip(record []byte, unnoticed bool) {
 	}
 }
 
-// eachRecord goes through a file, to its end or to a record that is not whole.
+// eachRecord calls do with each record, until the end of the file or an incomplete record.
 func eachRecord(block []byte, do func(record []byte)) {
 	for len(block) > recordHead {
 		size := binary.LittleEndian.Uint32(block) &^ (1 << 31)

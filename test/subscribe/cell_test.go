@@ -1,4 +1,4 @@
-// Package subscribe tests the module subscribe on a real cell. The module itself must not depend on one.
+// Package subscribe tests the module subscribe on a real cell. The module itself must not depend on Logplane.
 package subscribe
 
 import (
@@ -37,7 +37,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // connections break all over these tests
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // connections break often in these tests
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
 }
@@ -76,7 +76,7 @@ func newCell(t testing.TB) *cell {
 	return c
 }
 
-// serve starts a process that knows nothing of those before.
+// serve starts a new process, which has nothing in memory from earlier ones.
 func (c *cell) serve() {
 	c.t.Helper()
 	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
@@ -102,11 +102,11 @@ func (c *cell) serve() {
 	c.t.Cleanup(c.stop)
 }
 
-// requests knows the watches that are open.
+// requests counts the watches.
 type requests struct {
 	mu      sync.Mutex
-	open    int // by mu
-	watches int // by mu; ever
+	open    int // guarded by mu; open now
+	watches int // guarded by mu; since the start
 }
 
 func (r *requests) count(h http.Handler) http.Handler {
@@ -127,7 +127,7 @@ func (r *requests) add(open, watches int) {
 	r.open, r.watches = r.open+open, r.watches+watches
 }
 
-// begun is how many watches there ever were.
+// begun returns how many watches were begun since the start.
 func (r *requests) begun() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,7 +144,7 @@ func (c *cell) unwatched() {
 	})
 }
 
-// put writes a ConfigMap and returns what a subscriber must be told of it.
+// put writes a ConfigMap, and returns what a subscriber must be told about it.
 func (c *cell) put(namespace, name, value string) string {
 	c.t.Helper()
 	ctx, maps := context.Background(), c.client.CoreV1().ConfigMaps(namespace)
@@ -160,7 +160,7 @@ func (c *cell) put(namespace, name, value string) string {
 	return told(watch.Added, namespace, name, o.ResourceVersion)
 }
 
-// remove deletes a ConfigMap. Nobody else writes, so that the head is the deletion.
+// remove deletes a ConfigMap. No other client writes, so the head is the deletion.
 func (c *cell) remove(namespace, name string) string {
 	c.t.Helper()
 	require.NoError(c.t, c.client.CoreV1().ConfigMaps(namespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
@@ -178,8 +178,8 @@ func told(t watch.EventType, namespace, name, revision string) string {
 	return fmt.Sprintf("%s %s/%s %s", t, namespace, name, revision)
 }
 
-// announce turns the republishing off and on: what is stored meanwhile is never announced, as if the server had died
-// in between.
+// announce turns republishing on or off. Events that are stored while it is off are never announced, as if the server
+// had died in between.
 func (c *cell) announce(on bool) {
 	c.t.Helper()
 	js, err := jetstream.New(c.conn)
@@ -195,7 +195,7 @@ func (c *cell) announce(on bool) {
 	require.NoError(c.t, err)
 }
 
-// subscriber is one that runs, and the events it was told.
+// subscriber is a running subscriber, and the events that it was told.
 type subscriber struct {
 	t      testing.TB
 	events chan subscribe.Event
@@ -225,7 +225,7 @@ func (c *cell) subscribe(change ...func(*subscribe.Config)) *subscriber {
 	}()
 	s.stop = sync.OnceValue(func() error {
 		cancel()
-		for range s.events { // what is on its way was not handled
+		for range s.events { // the remaining events were not handled
 		}
 		return <-s.ended
 	})
@@ -254,7 +254,7 @@ func (s *subscriber) expect(lines ...string) (from string) {
 	return from
 }
 
-// fails requires the subscriber to end by itself, and returns why.
+// fails requires that the subscriber ends by itself, and returns its error.
 func (s *subscriber) fails() error {
 	s.t.Helper()
 	e, ok := <-s.events

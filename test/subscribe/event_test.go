@@ -22,7 +22,7 @@ import (
 
 const widgets = "/apis/example.com/v1/namespaces/ours/widgets"
 
-// post creates an object from JSON, once what defines it is there.
+// post creates an object from JSON, once its kind is served.
 func (c *cell) post(path, body string) {
 	c.t.Helper()
 	eventlogtest.Eventually(c.t, "it is created: "+path, func() bool {
@@ -37,7 +37,8 @@ func (c *cell) defineWidgets() {
 		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`)
 }
 
-// What is on the list arrives with its body, protobuf or CBOR, and is decoded to the same object as the API's.
+// Resources on the list arrive with their bodies, as protobuf or CBOR, which are decoded to the same object as the
+// API's answer.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -82,7 +83,7 @@ func TestDecode(t *testing.T) {
 	require.Equal(t, int64(3), size)
 }
 
-// Headers alone name the object, and Fetch brings it as it is now.
+// Headers alone name the object, and Fetch gets its present state.
 func TestFetch(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)

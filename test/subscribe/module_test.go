@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Who subscribes has NATS' client and client-go in his module graph, and nothing of Logplane or of Kubernetes' servers.
+// The module graph of a subscriber has NATS's client and client-go, but nothing of Logplane or of Kubernetes's servers.
 func TestModuleGraph(t *testing.T) {
 	sums, err := os.ReadFile("../../subscribe/go.sum")
 	require.NoError(t, err)

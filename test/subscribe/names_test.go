@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/subscribe"
 )
 
-// The log escapes names, and the module reads them back by itself: both follow docs/format.md.
+// The log escapes names, and the module decodes them with code of its own: both follow docs/format.md.
 func TestNamesComeBack(t *testing.T) {
 	t.Parallel()
 	conn := eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir()))

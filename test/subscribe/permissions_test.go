@@ -24,12 +24,12 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// startTimeout is generous: the race build starts in about a second, on a busy machine in several.
+// startTimeout is generous: the race build starts in about a second, but takes several on a busy machine.
 const startTimeout = 60 * time.Second
 
-// TestSubscriberPermissions runs a cell on a server configured with what 'logplane
-// permissions' prints, as the document says: the subscriber receives what happens in its
-// namespace, with bodies of what is on the list, resumes by itself, and can do nothing else.
+// TestSubscriberPermissions runs a cell on a server that is configured with the output of 'logplane permissions', as
+// the document says. The subscriber receives the events of its namespace, with bodies for resources on the list. It
+// resumes by itself, and can do nothing else.
 func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("many processes")
@@ -59,7 +59,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 		_, err = client.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
-	var got []string // the namespace brings its ServiceAccount
+	var got []string // a new namespace has a ServiceAccount
 	for range 3 {
 		e, err := subscribe.Parse("logplane", <-received)
 		require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 			if len(seen) == 2 {
 				return errSeen
 			}
-			go func() { // announced, since it is written after the state was read
+			go func() { // it is announced, since it is written after the state was read
 				_, _ = client.CoreV1().ConfigMaps("ours").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, metav1.CreateOptions{})
 			}()
 			return nil
@@ -88,7 +88,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 		require.ErrorIs(t, subscribe.Run(ctx, config, nil), nats.ErrPermissionViolation)
 	})
 
-	for range 2 { // headers and body of b: the body takes the longer way, and may come after the watch has told
+	for range 2 { // headers and body of b: the body takes the longer way, and may come after the watch's event
 		<-received
 	}
 	drain(refused)
@@ -133,7 +133,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 	})
 }
 
-// runPermitted does what docs/subscribers.md says, and returns the file that was printed and the server.
+// runPermitted does what docs/subscribers.md says, and returns the printed file and the server.
 func runPermitted(t *testing.T) (authorization string, s *natsserver.Server) {
 	t.Helper()
 	blocks, folder := product.Snippets(t, "docs/subscribers.md"), t.TempDir()
@@ -158,8 +158,8 @@ func runPermitted(t *testing.T) (authorization string, s *natsserver.Server) {
 	return filepath.Join(folder, "authorization.conf"), s
 }
 
-// TestBodiesThatAreSecret: what may be a secret, or is encrypted at rest, cannot be on the list; nor can the list's
-// resources be encrypted later.
+// TestBodiesThatAreSecret: resources that may be secret, or are encrypted at rest, cannot be on the list. Resources on
+// the list cannot be encrypted later.
 func TestBodiesThatAreSecret(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")

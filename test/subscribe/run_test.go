@@ -21,13 +21,13 @@ import (
 	"github.com/logplane/logplane/subscribe"
 )
 
-// from begins at a place, and never asks the API of its own accord.
+// from makes a subscriber begin at a position, and practically never check the API by itself.
 func from(from string) func(*subscribe.Config) {
 	return func(c *subscribe.Config) { c.From, c.Check = from, time.Hour }
 }
 
-// Without a revision the state comes first, then what changes. Then nothing but announcements are waited for: no watch
-// is open, and the next one wakes it.
+// Without a revision, the state comes first, and then the changes. After that the subscriber only waits for
+// announcements: no watch is open, and the next announcement wakes it.
 func TestRunWaitsWithoutAWatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -48,7 +48,7 @@ func TestRunWaitsWithoutAWatch(t *testing.T) {
 	require.ErrorIs(t, s.stop(), context.Canceled)
 }
 
-// From goes on right after the event that it is of.
+// A run from an event's From goes on right after that event.
 func TestRunResumes(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -68,7 +68,7 @@ func TestRunResumes(t *testing.T) {
 		lines = append(lines, c.put("ours", fmt.Sprint("n", i), ""))
 	}
 	s = c.subscribe(from(first.From), func(c *subscribe.Config) { c.Bookmarks = true })
-	for range 2 { // what the first one was not told
+	for range 2 { // the changes that the first subscriber was not told
 		s.next()
 	}
 	s.expect(lines...)
@@ -78,8 +78,9 @@ func TestRunResumes(t *testing.T) {
 	require.Equal(t, e.Revision, e.From)
 }
 
-// Whatever happens to announcements, every change comes once, in order: to a subscriber whose connection breaks, though
-// it never looks of its own accord; and where changes are never announced, to one that looks now and then.
+// Whatever happens to announcements, every change comes once, in order. This holds for a subscriber whose connection
+// breaks, even if it never checks by itself. It also holds if changes are never announced, for a subscriber that checks
+// now and then.
 func TestRunIsExact(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it breaks connections for seconds")
@@ -98,7 +99,7 @@ func TestRunIsExact(t *testing.T) {
 	t.Run("announcements are lost", func(t *testing.T) {
 		exact(t, 300*time.Millisecond, func(c *cell, _ *eventlogtest.Link, n int) {
 			switch n {
-			case last: // it is never announced, and no watch is open by chance
+			case last: // this change is never announced, and no watch is open by chance
 				c.unwatched()
 				c.announce(false)
 			case 0, 1:
@@ -143,7 +144,7 @@ func exact(t *testing.T, check time.Duration, trouble func(c *cell, link *eventl
 	}
 }
 
-// While NATS cannot be reached, watches follow one another.
+// While NATS cannot be reached, the subscriber opens one watch after another.
 func TestRunWithoutNATS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -166,7 +167,7 @@ func TestRunWithoutNATS(t *testing.T) {
 	require.ErrorIs(t, s.fails(), nats.ErrConnectionClosed)
 }
 
-// What a subscriber may not watch, or may not subscribe to, ends the run and says so.
+// If a subscriber has no right to watch or to subscribe, its run ends and says so.
 func TestRunNeedsRights(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -192,7 +193,7 @@ func TestRunNeedsRights(t *testing.T) {
 	require.True(t, apierrors.IsForbidden(c.subscribe(from(c.head()), asReader, theirs).fails()))
 }
 
-// What cannot be subscribed to is said.
+// Run refuses a resource or a position that it cannot subscribe to, and says why.
 func TestRunRefuses(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -202,7 +203,7 @@ func TestRunRefuses(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(c.subscribe(func(c *subscribe.Config) { c.Resource.Resource = "widgets" }).fails()))
 }
 
-// The handler's error ends the run, and its event comes again.
+// An error of the handler ends the run, and its event comes again in the next run.
 func TestHandlerFails(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -214,7 +215,7 @@ func TestHandlerFails(t *testing.T) {
 	c.subscribe(from(start)).expect(line)
 }
 
-// A resource without namespaces, all namespaces, selectors, and metadata only.
+// The scopes of a run: a resource without namespaces, all namespaces, selectors, and metadata only.
 func TestRunScopes(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -236,10 +237,11 @@ func TestRunScopes(t *testing.T) {
 	namespaces.expect(told(watch.Modified, "", "ours", o.ResourceVersion))
 }
 
-// TestSubscriberAfterAnHour: a subscriber that was away for an hour is told all of it, once and in order, though the
-// log has long lost most of it; one that was away for longer than the retention is told that it has expired. Time is
-// simulated: a write is ten seconds, and every minute what is older than the log's retention of ten minutes leaves the
-// log, and what is older than the cell's of an hour is forgotten.
+// TestSubscriberAfterAnHour: a subscriber that was away for an hour gets all changes, once and in order, although most
+// of them have long left the log. A subscriber that was away for longer than the retention is told that its position
+// has expired. Time is simulated: a write stands for ten seconds. Every minute, events that are older than the log's
+// retention of ten minutes leave the log, and versions that are older than the cell's retention of an hour are
+// forgotten.
 func TestSubscriberAfterAnHour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("hundreds of writes")
@@ -252,7 +254,7 @@ func TestSubscriberAfterAnHour(t *testing.T) {
 	require.ErrorIs(t, s.stop(), context.Canceled)
 
 	var lines []string
-	var ends []projection.Revision // of each minute
+	var ends []projection.Revision // the last revision of each minute
 	pass := func(minutes int) {
 		for range minutes {
 			for i := range minute {
@@ -269,7 +271,7 @@ func TestSubscriberAfterAnHour(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, extent.First, ends[retention-logRetention-2], "the log has lost what the subscriber missed")
 	c.stop()
-	c.serve() // a process that remembers nothing
+	c.serve() // the new process has nothing in memory
 	s = c.subscribe(from(left))
 	s.expect(lines...)
 	s.expect(c.put("ours", "live", ""))
@@ -277,7 +279,7 @@ func TestSubscriberAfterAnHour(t *testing.T) {
 	require.ErrorIs(t, c.subscribe(from(left)).fails(), subscribe.ErrExpired)
 }
 
-// before is the revision of so many minutes ago, 0 if there is none.
+// before returns the last revision of so many minutes ago, 0 if there is none.
 func before(ends []projection.Revision, minutes int) projection.Revision {
 	if len(ends) <= minutes {
 		return 0

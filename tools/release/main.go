@@ -1,5 +1,5 @@
-// Command release makes what a release's images and archives have beside the programs, from nothing but files of this
-// machine, and with the same bytes each time: certificate authorities, and the list of what a binary was built from.
+// Command release makes the files in a release's images and archives beside the programs: certificate authorities, and
+// the list of what a binary was built from. It uses only files of this machine, and writes the same bytes each time.
 package main
 
 import (
@@ -32,7 +32,7 @@ func run(args []string) error {
 	return fmt.Errorf("'%s' means nothing\n%s", args, usage)
 }
 
-// writeFile leaves the whole file or none.
+// writeFile writes the whole file, or leaves no file.
 func writeFile(path string, write func(io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -27,7 +27,7 @@ func written(t *testing.T, write func(io.Writer) error) []byte {
 	return b.Bytes()
 }
 
-// TestRoots: what the images trust includes who signs for S3.
+// TestRoots: the images trust the authorities that sign certificates of S3.
 func TestRoots(t *testing.T) {
 	pem := written(t, writeRoots)
 	pool := x509.NewCertPool()
@@ -46,7 +46,7 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// TestSignatures: what a maintainer has signed is verified as docs/security.md says; anything else is refused.
+// TestSignatures: a maintainer's signature is verified as docs/security.md says; anything else is refused.
 func TestSignatures(t *testing.T) {
 	dist, keys := t.TempDir(), t.TempDir()
 	run := func(stdin, name string, args ...string) error {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// writeRoots leaves out authorities that are trusted with a condition, such as for certificates from before a date: a
-// file of certificates cannot say that.
+// writeRoots writes the certificate authorities. It leaves out those that are trusted under a condition, such as for
+// certificates from before a date, because a file of certificates cannot express that.
 func writeRoots(w io.Writer) error {
 	for root := range bundle.Roots() {
 		if root.Constraint != nil {

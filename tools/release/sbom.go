@@ -16,7 +16,7 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// sbomOf is a binary, whose build info names each module that is in it.
+// sbomOf is the path of a binary, whose build info names each module in it.
 type sbomOf string
 
 func (binary sbomOf) write(w io.Writer) error {
@@ -34,7 +34,8 @@ func (binary sbomOf) write(w io.Writer) error {
 	return spdxjson.Write(document, w, spdxjson.Indent("  "))
 }
 
-// describe takes nothing from the clock: the commit says when, and the commit and the platform name the document.
+// describe does not use the clock: the time is the commit's, and the document's namespace comes from the version, the
+// commit and the platform.
 func describe(build *debug.BuildInfo) *spdx.Document {
 	settings := map[string]string{}
 	for _, s := range build.Settings {
@@ -79,7 +80,7 @@ func packageOf(id common.ElementID, module debug.Module) *spdx.Package {
 			Category: "PACKAGE-MANAGER", RefType: "purl", Locator: "pkg:golang/" + module.Path + "@" + module.Version,
 		}},
 	}
-	// go.sum's hash is of a module's files, by name. SPDX has no word for it, so that it is a comment.
+	// The hash of go.sum covers a module's files, by name. SPDX has no field for such a hash, so it is in a comment.
 	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(module.Sum, "h1:")); err == nil && len(sum) > 0 {
 		p.PackageComment = "go.sum h1, a SHA-256 over the module's files: " + hex.EncodeToString(sum)
 	}

@@ -1,5 +1,5 @@
-// Command cost prints what a cell on AWS costs in a month, as the table of infra/README.md has it. Prices are its
-// input; the formulas are those of docs/run/cost.md.
+// Command cost prints the monthly costs of a cell on AWS, as in the table of infra/README.md. Its input is the prices;
+// the formulas are those of docs/run/cost.md.
 package main
 
 import (
@@ -66,7 +66,7 @@ type Prices struct {
 	BetweenZonesGB        float64 `json:"betweenZonesGB"`
 }
 
-// readPrices refuses prices that are missing, or that nothing here uses.
+// readPrices reads the prices. It refuses input that lacks a price, or has one that is not used.
 func readPrices(r io.Reader) (Prices, error) {
 	var p Prices
 	decoder := json.NewDecoder(r)
@@ -85,12 +85,12 @@ func readPrices(r io.Reader) (Prices, error) {
 
 const (
 	month    = 2_592_000 // seconds, as in docs/run/cost.md
-	hours    = 730       // of a month, as machines are billed
+	hours    = 730       // per month, as machines are billed
 	million  = 1e6
 	gigabyte = 1e9
 )
 
-// What the cell is, as infra/aws makes it by default.
+// The size of a cell, as infra/aws makes it by default.
 const (
 	logMachines, watchers = 3, 2
 	logDisks              = 3 * 20.0   // GB
@@ -99,20 +99,21 @@ const (
 	functionGB            = 1.0
 )
 
-// Load is what clients do.
+// Load describes what clients do.
 type Load struct {
-	Requests   float64 // a month
-	Writes     float64 // share of them
-	Object     float64 // bytes of one
+	Requests   float64 // per month
+	Writes     float64 // share of the requests
+	Object     float64 // bytes of an object
 	Objects    float64
 	Answer     float64 // bytes, on average
-	Billed     float64 // seconds of a function for a request
+	Billed     float64 // seconds of a function per request
 	ColdStarts float64 // share of requests that find no warm function
-	Cold       float64 // seconds of a function for these, more
-	Readers    float64 // processes that read the log: functions that are warm, and the watchers
+	Cold       float64 // additional seconds of a function for those
+	Readers    float64 // processes that read the log: warm functions, and the watchers
 }
 
-// usual is a load whose requests alone differ. The seconds are of test/serverless and leave some room.
+// usual returns a usual load with a number of requests and of readers. The seconds come from test/serverless, and leave
+// some room.
 func usual(requests, readers float64) Load {
 	return Load{
 		Requests: requests, Writes: 0.1, Object: 1600, Objects: 10_000, Answer: 4000,
@@ -120,18 +121,18 @@ func usual(requests, readers float64) Load {
 	}
 }
 
-// Bucket is how many requests a second go to the bucket.
+// Bucket has the numbers of requests to the bucket per second.
 type Bucket struct{ Puts, Gets float64 }
 
-// bucketOf is 'Cost' of docs/run/cost.md, with its letters.
+// bucketOf computes 'Cost' of docs/run/cost.md, with the same letters.
 func bucketOf(l Load) Bucket {
 	const (
 		spill         = 256 << 10
 		output        = 8 << 20
 		compressed    = 1.0 / 6
 		amplification = 4.0
-		retained      = 600.0 // seconds of the log
-		missed        = 0.2   // lookups that no cache answers
+		retained      = 600.0 // seconds that events stay in the log
+		missed        = 0.2   // share of lookups that no cache answers
 	)
 	writes := l.Requests * l.Writes / month
 	c := min(1, writes)
@@ -140,7 +141,7 @@ func bucketOf(l Load) Bucket {
 	m := s*spill*amplification/output + s/8
 	i := min(writes/1000+writes*l.Object/(1<<20), 1)
 	forgotten := math.Exp(-retained * writes / max(1, l.Objects))
-	u := 2 * writes * forgotten * missed // in the function that serves it, and in the projector
+	u := 2 * writes * forgotten * missed // once in the function that serves the write, and once in the projector
 	cold := l.Requests * l.ColdStarts / month * 4
 	return Bucket{Puts: c + 2*s + k + m, Gets: l.Readers*i + u + cold}
 }
@@ -151,7 +152,7 @@ type Line struct {
 	Dollar func(Prices, Load) float64
 }
 
-// Lines are all parts.
+// Lines are all parts of the bill.
 var Lines = []Line{
 	{"log: three machines and their disks", func(p Prices, l Load) float64 {
 		writes := l.Requests * l.Writes
@@ -168,7 +169,8 @@ var Lines = []Line{
 	{"jobs: schedules, the doorbell, calls", func(p Prices, l Load) float64 {
 		calls := month/60.0 + month/300.0 + month/3600.0
 		rings := min(l.Requests*l.Writes, watchers*month/15.0)
-		polls := 5*month/20.0 + 3*rings // five pollers, which wait 20 s each; a message is sent, received and deleted
+		// five pollers, each of which waits 20 s; a message is sent, received and deleted
+		polls := 5*month/20.0 + 3*rings
 		return calls/million*(p.FunctionCallsMillion+p.SchedulesMillion) + rings/million*p.FunctionCallsMillion +
 			(calls+rings)*0.2*functionGB*p.FunctionGBSecond + polls/million*p.QueueRequestsMillion
 	}},
@@ -189,7 +191,7 @@ var Lines = []Line{
 	{"key, secret and zone", func(p Prices, _ Load) float64 { return p.KeyMonth + p.SecretMonth + p.ZoneMonth }},
 }
 
-// Table is the table of infra/README.md.
+// Table returns the table of infra/README.md.
 func Table(p Prices) string {
 	loads := []Load{{Objects: 10_000, Object: 1600}, usual(1e6, 3), usual(100e6, 6)}
 	var out strings.Builder

@@ -18,15 +18,15 @@ func prices(t *testing.T) Prices {
 	return p
 }
 
-// TestREADME: the table in the document is the program's.
+// TestREADME: the document has the table that the program prints.
 func TestREADME(t *testing.T) {
 	document, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
 	require.Contains(t, string(document), "\n"+Table(prices(t))+"\n", "put there what 'go run ./cost' prints")
 }
 
-// TestModel: the formula gives what docs/run/cost.md says of its model, which has events of 1 KiB, no reader and no
-// lookups.
+// TestModel: for the model of docs/run/cost.md, the formula gives the same costs. The model has events of 1 KiB, no
+// reader and no lookups.
 func TestModel(t *testing.T) {
 	p := prices(t)
 	for rate, dollar := range map[float64]float64{10: 13.4, 100: 15.5, 1000: 33} {
@@ -35,10 +35,10 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestIdle: a cell that nobody uses asks nothing of its bucket.
+// TestIdle: a cell that nobody uses sends no request to its bucket.
 func TestIdle(t *testing.T) { require.Zero(t, bucketOf(Load{Objects: 10_000, Object: 1600})) }
 
-// TestPrices: each price is given, and no other.
+// TestPrices: a missing price is refused, and so is an unknown one.
 func TestPrices(t *testing.T) {
 	_, err := readPrices(strings.NewReader(`{"region":"somewhere"}`))
 	require.ErrorContains(t, err, "'about' is missing")

@@ -1,4 +1,4 @@
-// Command platforms prints the table of infra/README.md of what each platform needs, from infra/platforms.yaml.
+// Command platforms prints the table in infra/README.md of what each platform needs. It reads infra/platforms.yaml.
 package main
 
 import (
@@ -18,13 +18,13 @@ func main() {
 	fmt.Print(p.Table())
 }
 
-// Platforms are all that 'api' is deployed on. Everywhere are flags that each of them sets.
+// Platforms are all platforms on which 'api' is deployed. Everywhere are the flags that all of them set.
 type Platforms struct {
 	Everywhere []string   `json:"everywhere"`
 	Platforms  []Platform `json:"platforms"`
 }
 
-// Platform is one. In are the files that configure 'api' there, and Flags those that they set besides.
+// Platform is one platform. In are the files that configure 'api' there, and Flags the other flags that they set.
 type Platform struct {
 	Name    string   `json:"name"`
 	In      []string `json:"in"`
@@ -35,7 +35,7 @@ type Platform struct {
 	Jobs    string   `json:"jobs"`
 }
 
-// Read reads the file, and refuses fields that it does not know.
+// Read reads the file, and refuses unknown fields.
 func Read(name string) (p Platforms, err error) {
 	content, err := os.ReadFile(name)
 	if err != nil {
@@ -44,7 +44,7 @@ func Read(name string) (p Platforms, err error) {
 	return p, yaml.UnmarshalStrict(content, &p)
 }
 
-// Table is in Markdown: a row for each platform.
+// Table returns a Markdown table with a row for each platform.
 func (p Platforms) Table() string {
 	var out strings.Builder
 	out.WriteString("| platform | `api` is | it listens on | flags besides | watches | the rest | in |\n|---|---|---|---|---|---|---|\n")

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestREADME: the table in the document is the program's.
+// TestREADME: the document has the table that the program prints.
 func TestREADME(t *testing.T) {
 	p, err := Read("../../platforms.yaml")
 	require.NoError(t, err)
@@ -22,8 +22,8 @@ func TestREADME(t *testing.T) {
 
 var set = regexp.MustCompile(`(?:LOGPLANE_([A-Z0-9_]*[A-Z0-9])|(?:^|[^a-z-])--([a-z][a-z0-9-]*))`)
 
-// TestFiles: the files of a platform set the flags that the table says, and no others. The address of the log, which
-// has a password, comes from a secret, wherever the platform has those.
+// TestFiles: the files of a platform set exactly the flags in the table. The log's address, which contains a password,
+// comes from a secret, if the platform has secrets.
 func TestFiles(t *testing.T) {
 	p, err := Read("../../platforms.yaml")
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package emulator is AWS Lambda as far as a function sees it: sandboxes with a runtime API after AWS's specification,
-// and the fronts that turn HTTP into a function's events. It is for tests and for the local stack.
+// Package emulator is AWS Lambda as far as a function sees it: sandboxes with a runtime API that follows AWS's
+// specification, and the fronts that turn HTTP into a function's events. It is for tests and for the local stack.
 package emulator
 
 import (
@@ -11,40 +11,42 @@ import (
 	"time"
 )
 
-// Config says what a function is.
+// Config describes a function.
 type Config struct {
-	// Program is the path of what runs as 'bootstrap', Handler the name that the function has for it.
+	// Program is the path of the program that runs as 'bootstrap'. Handler is the function's handler, by which the
+	// program knows its role.
 	Program, Handler string
-	// Environment is what the function has been given, as "NAME=value".
+	// Environment has the function's variables, as "NAME=value".
 	Environment []string
-	// Most is how many sandboxes run at once.
+	// Most is how many sandboxes may run at once.
 	Most int
-	// Timeout of an invocation; 30 s if it is 0.
+	// Timeout bounds an invocation; 30 s if it is 0.
 	Timeout time.Duration
-	// Strict says that a process is killed whose invocation outlasts the timeout, as on AWS. Without it a test may stop
-	// a process for longer.
+	// Strict: a process whose invocation runs into the timeout is killed, as on AWS. Without Strict, a test may stop a
+	// process for longer.
 	Strict bool
-	// Idle is how long a sandbox may rest before it is ended; 0 for ever.
+	// Idle is how long a sandbox may be idle before it is ended; 0 for ever.
 	Idle time.Duration
-	// Log is told what a sandbox prints, line by line. It may be nil.
+	// Log is called with each line that a sandbox prints. It may be nil.
 	Log func(line string)
 }
 
-// Function is a Lambda function: the program in sandboxes, each of which serves one invocation at a time. Between two
-// invocations a sandbox is frozen by SIGSTOP.
+// Function is a Lambda function. Its program runs in sandboxes, each of which serves one invocation at a time. Between
+// two invocations a sandbox is frozen by SIGSTOP.
 type Function struct {
 	config      Config
 	environment []string
-	// most is how many sandboxes run at once.
+	// most bounds how many sandboxes run at once.
 	most chan struct{}
 
 	mu      sync.Mutex
-	timeout time.Duration // by mu
-	ahead   time.Duration // by mu; of the platform's clock
-	idle    []*Sandbox    // by mu
-	all     []*Sandbox    // by mu
-	reports []Report      // by mu
-	// meeting is what Together waits with, and guests how many are still to come; by mu.
+	timeout time.Duration // guarded by mu
+	ahead   time.Duration // guarded by mu; how far the platform's clock is ahead
+	idle    []*Sandbox    // guarded by mu
+	all     []*Sandbox    // guarded by mu
+	reports []Report      // guarded by mu
+	// meeting is the group in which the invocations of Together wait, and guests how many are still to come; guarded by
+	// mu.
 	meeting *sync.WaitGroup
 	guests  int
 }
@@ -55,20 +57,20 @@ const MemorySize = 512
 // mostReports is how many reports are kept.
 const mostReports = 10_000
 
-// Report is what the platform writes into the log for each invocation.
+// Report is what the platform logs for each invocation.
 type Report struct {
-	// Start is how long the process took to ask for its first invocation, 0 for one that ran already.
+	// Start is how long the process took until it asked for its first invocation, 0 if it ran already.
 	Start, Duration time.Duration
-	// Resident is the most memory that the process has held, in bytes.
+	// Resident is the largest resident memory of the process so far, in bytes.
 	Resident int64
 }
 
-// Billed is what is paid for: also the start, and whole milliseconds.
+// Billed is the billed time, which includes the start, in whole milliseconds.
 func (r Report) Billed() time.Duration {
 	return (r.Start + r.Duration + time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
-// New makes a function. Nothing runs before its first invocation. The caller reaps it.
+// New makes a function. Nothing runs before its first invocation. The caller must call Reap at the end.
 func New(c Config) *Function {
 	if c.Timeout == 0 {
 		c.Timeout = 30 * time.Second
@@ -81,8 +83,8 @@ func New(c Config) *Function {
 	return f
 }
 
-// Reap ends every sandbox, as the platform does with those that were not used for a while. Their invocations must have
-// ended.
+// Reap ends every sandbox, as the platform does with sandboxes that were not used for a while. The caller first waits
+// until all invocations have ended.
 func (f *Function) Reap() {
 	f.mu.Lock()
 	all := f.all
@@ -93,24 +95,24 @@ func (f *Function) Reap() {
 	}
 }
 
-// Sandboxes are those that run, in the order in which they were started.
+// Sandboxes returns the running sandboxes, in the order in which they were started.
 func (f *Function) Sandboxes() []*Sandbox {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.all)
 }
 
-// Started is how many sandboxes run.
+// Started returns how many sandboxes run.
 func (f *Function) Started() int { return len(f.Sandboxes()) }
 
-// Resting is how many sandboxes are idle.
+// Resting returns how many sandboxes are idle.
 func (f *Function) Resting() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.idle)
 }
 
-// Together lets the next n invocations wait for each other before they reach a sandbox.
+// Together makes the next n invocations wait for each other before they reach a sandbox.
 func (f *Function) Together(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,7 +121,7 @@ func (f *Function) Together(n int) {
 	f.guests = n
 }
 
-// meet waits for the others.
+// meet waits for the other invocations of Together.
 func (f *Function) meet() {
 	f.mu.Lock()
 	meeting := f.meeting
@@ -133,7 +135,7 @@ func (f *Function) meet() {
 	}
 }
 
-// Pass lets time pass on the platform's clock, while all sandboxes are frozen.
+// Pass moves the platform's clock ahead, while all sandboxes are frozen.
 func (f *Function) Pass(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,14 +155,15 @@ func (f *Function) deadline() time.Time {
 	return time.Now().Add(f.ahead + f.timeout)
 }
 
-// Reports are the last 10,000 reports.
+// Reports returns the last 10,000 reports.
 func (f *Function) Reports() []Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.reports)
 }
 
-// Invoke sends an event to a sandbox, a new one if all are busy. The caller reads the result to its end.
+// Invoke sends an event to an idle sandbox, or to a new one if all are busy. The caller must read the result to its
+// end.
 func (f *Function) Invoke(ctx context.Context, event []byte) (*Result, error) {
 	select {
 	case f.most <- struct{}{}:
@@ -188,7 +191,7 @@ func (f *Function) Invoke(ctx context.Context, event []byte) (*Result, error) {
 	return r, nil
 }
 
-// take returns a sandbox that is idle, or a new one.
+// take returns an idle sandbox, or a new one.
 func (f *Function) take() (*Sandbox, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,7 +214,7 @@ func (f *Function) take() (*Sandbox, error) {
 	return s, nil
 }
 
-// over lets a sandbox rest after an invocation. One that did not come to its end is used no more.
+// over lets a sandbox rest after an invocation. If the invocation did not end properly, over kills the sandbox.
 func (f *Function) over(s *Sandbox, r Report) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -230,7 +233,7 @@ func (f *Function) over(s *Sandbox, r Report) {
 	}
 }
 
-// retire ends a sandbox that still rests.
+// retire ends a sandbox if it is still idle.
 func (f *Function) retire(s *Sandbox) {
 	f.mu.Lock()
 	rests := slices.Contains(f.idle, s)
@@ -243,7 +246,7 @@ func (f *Function) retire(s *Sandbox) {
 	}
 }
 
-// remove forgets a sandbox. It requires mu.
+// remove forgets a sandbox. The caller holds mu.
 func (f *Function) remove(s *Sandbox) {
 	other := func(o *Sandbox) bool { return o == s }
 	f.idle = slices.DeleteFunc(f.idle, other)

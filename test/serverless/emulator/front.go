@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Shape of the events of a front.
+// Shape is the shape of a front's events.
 type Shape int
 
 const (
@@ -21,14 +21,15 @@ const (
 	LoadBalancer
 )
 
-// mostPassed is how many bytes of a request the platform passes on, and of an answer unless it is streamed.
+// mostPassed is the largest request, in bytes, that the platform forwards, and the largest answer unless it is
+// streamed.
 const mostPassed = 6 << 20
 
 // Front turns HTTP into the events of one shape, and answers into HTTP.
 type Front struct {
 	Function *Function
 	Shape    Shape
-	// Stage is a prefix of every path, of an HTTP API.
+	// Stage is the first part of every path, for an HTTP API.
 	Stage string
 }
 
@@ -88,7 +89,7 @@ func (f Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(content)
 }
 
-// passOn passes on a streamed answer: JSON with code and headers, eight zeros, and the body.
+// passOn forwards a streamed answer: JSON with code and headers, eight zeros, and the body.
 func passOn(w http.ResponseWriter, got *Result) {
 	var first []byte
 	for one := make([]byte, 1); len(first) < 8 || string(first[len(first)-8:]) != strings.Repeat("\x00", 8); first = append(first, one...) {
@@ -124,7 +125,7 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// event makes a request what the front sends to a function.
+// event returns the event that the front sends to a function for a request.
 func (f Front) event(r *http.Request, body []byte) map[string]any {
 	headers, all := map[string]string{"host": r.Host}, map[string][]string{"Host": {r.Host}}
 	for name, values := range r.Header {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// runtimeAPI is what the process of a sandbox speaks to.
+// runtimeAPI is the API that the process of a sandbox calls.
 func (s *Sandbox) runtimeAPI() http.Handler {
 	mux := http.NewServeMux()
 	const root, extensions = "/2018-06-01/runtime/", "/2020-01-01/extension/"
@@ -39,7 +39,7 @@ func (s *Sandbox) serveNext(w http.ResponseWriter, r *http.Request) {
 		s.mu.Unlock()
 		c.over(done)
 	}
-	if extended { // the platform waits for both
+	if extended { // the platform waits for the process and its extension
 		select {
 		case <-s.extension:
 		case <-r.Context().Done():
@@ -60,7 +60,7 @@ func (s *Sandbox) serveNext(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Lambda-Runtime-Aws-Request-Id", c.id)
 		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(s.function.deadline().UnixMilli()))
 		_, _ = w.Write(c.event)
-		if s.isDead() { // perhaps before the call was there to be ended
+		if s.isDead() { // perhaps the process died before the call was registered
 			s.endCalls()
 		}
 	case <-r.Context().Done():
@@ -94,7 +94,7 @@ func (s *Sandbox) serveExtension(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// serveInitError takes the one word that a process has before it serves.
+// serveInitError takes the one message that a process may send before it serves.
 func (s *Sandbox) serveInitError(w http.ResponseWriter, r *http.Request) {
 	said, _ := io.ReadAll(r.Body)
 	s.mu.Lock()

@@ -19,53 +19,53 @@ import (
 
 // Sandbox is one process of a function.
 type Sandbox struct {
-	// Process is what runs in it.
+	// Process is the sandbox's process.
 	Process *exec.Cmd
 
 	function *Function
 	server   *http.Server
 	exited   chan struct{}
-	rest     *time.Timer // by the function's mu; ends a sandbox that is idle
+	rest     *time.Timer // guarded by the function's mu; ends an idle sandbox
 
-	next   chan *call  // what the process asks for
-	failed chan string // what its initialization said
+	next   chan *call  // the invocations for which the process asks
+	failed chan string // the error of its initialization
 	// extension is closed once the extension that the process has registered asks for events.
 	extension chan struct{}
 
 	mu       sync.Mutex
-	printed  []byte           // by mu; the last of it
-	line     []byte           // by mu; what was printed of a line that has not ended
-	calls    map[string]*call // by mu
-	n        int              // by mu
-	frozen   bool             // by mu
-	extended bool             // by mu; an extension is registered
-	started  time.Time        // by mu; zero once the process has begun to serve
-	start    time.Duration    // by mu; how long that took, until it is reported
+	printed  []byte           // guarded by mu; the end of the output
+	line     []byte           // guarded by mu; the beginning of a line that has not ended
+	calls    map[string]*call // guarded by mu
+	n        int              // guarded by mu
+	frozen   bool             // guarded by mu
+	extended bool             // guarded by mu; an extension is registered
+	started  time.Time        // guarded by mu; zero once the process has begun to serve
+	start    time.Duration    // guarded by mu; how long the start took, until it is reported
 }
 
 // call is an invocation under way.
 type call struct {
 	id      string
 	event   []byte
-	results chan *Result // one
-	over    func(Report) // when the process asks for the next
+	results chan *Result // has one result
+	over    func(Report) // called when the process asks for the next invocation
 	began   time.Time
 }
 
-// Result is what the process posted.
+// Result is the process's answer.
 type Result struct {
-	// Failure is what the function said of an invocation that failed.
+	// Failure is the function's error, if the invocation failed.
 	Failure string
 	Body    io.Reader
-	// Done lets the sandbox go on. It is called once the body was read.
+	// Done frees the sandbox. The caller must call it after the body was read.
 	Done func()
 
 	streamed bool
-	// broken is what the trailers say, after the body was read.
+	// broken returns the error in the trailers, after the body was read.
 	broken func() string
 }
 
-// start starts a sandbox. It requires the function's mu.
+// start starts a sandbox. The caller holds the function's mu.
 func (f *Function) start() (*Sandbox, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -99,14 +99,14 @@ func (f *Function) start() (*Sandbox, error) {
 	return s, nil
 }
 
-// endCalls ends what was under way in a process that has ended.
+// endCalls ends the invocations of a process that has ended.
 func (s *Sandbox) endCalls() {
 	for _, c := range s.ended() {
 		c.over(Report{})
 	}
 }
 
-// ended are the invocations that end now.
+// ended removes the invocations under way, and returns them.
 func (s *Sandbox) ended() (calls []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,10 +115,10 @@ func (s *Sandbox) ended() (calls []*call) {
 	return calls
 }
 
-// shutdownTime is how long a process with an extension of its own may take to end.
+// shutdownTime is how long a process that has registered an extension may take to end.
 const shutdownTime = 500 * time.Millisecond
 
-// end ends the process as the platform does: one with an extension is told before.
+// end ends the process as the platform does. A process with an extension gets a signal first.
 func (s *Sandbox) end() {
 	s.mu.Lock()
 	told := s.extended
@@ -146,10 +146,10 @@ func (s *Sandbox) isDead() bool {
 	}
 }
 
-// mostPrinted is how many bytes of what a process prints are kept.
+// mostPrinted is how many bytes of a process's output are kept.
 const mostPrinted = 1 << 20
 
-// printing collects what the process prints.
+// printing collects the process's output.
 type printing Sandbox
 
 // Write implements io.Writer.
@@ -171,14 +171,14 @@ func (p *printing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Output is what the process has printed.
+// Output returns the last output of the process.
 func (s *Sandbox) Output() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return string(s.printed)
 }
 
-// Freeze stops the process. Nothing of it runs until the next invocation.
+// Freeze stops or continues the process. A frozen process does nothing until the next invocation.
 func (s *Sandbox) Freeze(frozen bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +190,7 @@ func (s *Sandbox) Freeze(frozen bool) {
 	if frozen {
 		signal = syscall.SIGSTOP
 	}
-	_ = s.Process.Process.Signal(signal) // it may have ended
+	_ = s.Process.Process.Signal(signal) // the process may have ended
 }
 
 func (s *Sandbox) invoke(ctx context.Context, event []byte, over func(Report)) (*Result, error) {
@@ -214,14 +214,14 @@ func (s *Sandbox) invoke(ctx context.Context, event []byte, over func(Report)) (
 	select {
 	case r := <-c.results:
 		return r, nil
-	case <-s.exited: // which is over
+	case <-s.exited: // the process has ended
 		return nil, errEnded
 	}
 }
 
 var errEnded = errors.New("the process ended")
 
-// resident is the most memory that the process has held.
+// resident returns the largest resident memory of the process.
 func (s *Sandbox) resident() int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Process.Pid))
 	if err != nil {

@@ -1,8 +1,9 @@
 // Command controller runs cert-manager's controllers for certificates, and for self-signed and CA issuers.
 //
-// cert-manager's own main packages are in modules beside the one that it publishes, which no module proxy has. So this
-// one calls what its main calls. It leaves out flags, leader election, metrics, the shims for Ingresses and Gateways,
-// signing requests of Kubernetes, and the issuers that ask others: ACME, Vault and Venafi.
+// cert-manager's own main packages are in modules that it does not publish, so no module proxy has them. So this
+// command calls the same packages as cert-manager's main. It leaves out flags, leader election, metrics, the shims for
+// Ingresses and Gateways, signing requests of Kubernetes, and the issuers that call other services: ACME, Vault and
+// Venafi.
 package main
 
 import (
@@ -38,7 +39,7 @@ func main() {
 	}
 }
 
-// run runs all controllers that are known, with cert-manager's defaults.
+// run runs all registered controllers, with cert-manager's defaults.
 func run(ctx context.Context) error {
 	factory, err := controller.NewContextFactory(ctx, controller.ContextOptions{
 		Kubeconfig: os.Getenv("KUBECONFIG"), KubernetesAPIQPS: 20, KubernetesAPIBurst: 50,

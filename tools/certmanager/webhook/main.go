@@ -21,7 +21,7 @@ func main() {
 	}
 	flags := pflag.NewFlagSet("webhook", pflag.ExitOnError)
 	options.AddConfigFlags(flags, config)
-	_ = flags.Parse(os.Args[1:]) // exits
+	_ = flags.Parse(os.Args[1:]) // exits on an error
 	logs.InitLogs()
 	ctx := logs.NewContext(context.Background(), logs.Log, "webhook")
 	server, err := webhook.NewCertManagerWebhookServer(logs.Log, *config)
