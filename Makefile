@@ -5,23 +5,25 @@ SHELL := /bin/bash
 KUBERNETES := v1.36.3
 VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace"
-# A process need not wait a second at its end for races of what outlives its main function.
+# By default a race build sleeps a second at its end, to find races of goroutines that outlive main. Tests do without that.
 RACE       := GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace"
 STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 BIN        := $(CURDIR)/bin
-# subscribe is a module of its own, and test/subscribe one that tests it: on a cell of this checkout, with its versions.
+# subscribe is a module of its own. The module test/subscribe tests it on a cell of this checkout, with the versions of
+# this go.mod.
 SUBSCRIBE  := . github.com/logplane/logplane/subscribe/...
 FUZZTIME   ?= 20s
-# Each event of a log is synced before it is acknowledged, which takes a disk milliseconds. Where there is room in memory
-# for the files of tests, and for the tests themselves, they wait for no disk. GOTMPDIR would be the tests' folder too,
-# since Go 1.26. What a killed test left there goes after a day.
+# Each event of a log is synced before it is acknowledged, which takes milliseconds on a disk. So tests put their files
+# into memory if there is room for the files and for the tests themselves. GOTMPDIR is unset, because since Go 1.26
+# tests would put their files there. Files that a killed test left behind are removed after a day.
 MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 6000000 ] 2>/dev/null; then \
                 unset GOTMPDIR; export TMPDIR=/dev/shm/logplane-$$(id -u); mkdir -p $$TMPDIR; \
                 find $$TMPDIR -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +; fi;
-# Tests that take long under the race detector do a part there (eventlogtest.Slowdown), and all without it.
+# These tests take long under the race detector. With it they do only a part (eventlogtest.Slowdown); without it they do
+# all.
 LONG       := ^(TestCrashTable|TestGarbage.*|TestInformers|TestKill|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects|TestUndoThroughKills)$$
-# Counts the packages that 'go build -v' names, and lets everything else it says through.
+# Counts the packages that 'go build -v' names, and prints all other output unchanged.
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 
 include localstack/localstack.mk
@@ -46,7 +48,7 @@ dev: $(BIN)/logplane ## build and run a whole cell on 127.0.0.1:7373 (the first 
 build: $(BIN)/logplane ## build bin/logplane, and bin/kubectl-logplane, by which kubectl finds it as a plug-in
 	@ln -sf logplane $(BIN)/kubectl-logplane
 
-# Go decides what is stale; the target is always asked for.
+# Phony, because Go itself decides what is out of date.
 .PHONY: $(BIN)/logplane
 $(BIN)/logplane:
 	@echo "building bin/logplane (the first build compiles Kubernetes: expect some minutes)"
@@ -64,7 +66,7 @@ $(BIN)/kubectl: tools/kubectl/go.mod
 .PHONY: kubectl
 kubectl: $(BIN)/kubectl ## build bin/kubectl from its module
 
-# kwok plays nodes and Pods. It comes with what they do, and with the role that it needs.
+# kwok simulates nodes and Pods. Its module also has the stages of that simulation, and the role that kwok needs.
 .PHONY: controllers
 controllers: ### build upstream's controller manager and scheduler, and kwok, into bin/controllers (ten minutes the first time)
 	@mkdir -p $(BIN)/controllers
@@ -82,7 +84,7 @@ conformance: controllers $(BIN)/kubectl build ### upstream's conformance tests t
 	@cd tools/conformance && $(RELEASE) go test -c -ldflags "-s -w $(STAMP)" -o $(BIN)/conformance/e2e.test k8s.io/kubernetes/test/e2e
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane KUBECTL=$(BIN)/kubectl go test -vet=off -ldflags=-w -timeout 2h -count 1 -v -run '^TestConformance$$' ./test/e2e
 
-# What the tests install is what the modules come with: charts and an example.
+# The tests install the charts and the example that the modules contain.
 .PHONY: products
 products: ### build the processes of cert-manager and kro into bin/products, with their charts (twenty minutes the first time)
 	@rm -rf $(BIN)/products && mkdir -p $(BIN)/products/cert-manager $(BIN)/products/kro
@@ -105,7 +107,7 @@ lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
 	@$(RELEASE) $(BIN)/golangci-lint run ./...
 	@for module in subscribe test/subscribe test/chaos infra/check; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
-# Whether vulnerable code is called takes a minute to find out. Where no package has a vulnerability there is no question.
+# It takes a minute to find out whether vulnerable code is called. That is skipped if no package has a vulnerability.
 .PHONY: vulnerabilities
 vulnerabilities: $(BIN)/govulncheck ### known vulnerabilities; says so and goes on where their database is out of reach
 	@for scan in package symbol; do \
@@ -114,8 +116,8 @@ vulnerabilities: $(BIN)/govulncheck ### known vulnerabilities; says so and goes 
 	  if [ $$code = 0 ]; then break; fi; \
 	done; echo "$$out" | tail -20; exit $$code
 
-# Attacks are judged by what they cost, which the race detector multiplies, and functions by what they do before their
-# deadlines: both meet the binary that is shipped. Vet is lint's, here and below.
+# Tests of attacks measure costs, which the race detector multiplies, and tests of functions have deadlines. So both run
+# the binary that is shipped. Vet runs only in 'lint', here and below.
 RACE_TEST := $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
 
 .PHONY: check
@@ -133,7 +135,7 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m ./test/hostile ./test/serverless
 	@$(MAKE) --no-print-directory chaos-test
 
-# What it checks are files that Go's cache of test results does not see.
+# The files that it checks are unknown to Go's cache of test results.
 .PHONY: infra-test
 infra-test: build images-test ### infra/ against the binary, offline: Terraform, permissions, overlays, the log, cost
 	@cd infra/check && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 10m -count 1 ./...

@@ -1,4 +1,4 @@
-# The image of logplane with an emulator of AWS Lambda, whose functions run the program as their 'bootstrap'.
+# The image of logplane with an emulator of AWS Lambda. The emulated functions run the program as their 'bootstrap'.
 ARG IMAGE
 FROM $IMAGE
 COPY lambda /

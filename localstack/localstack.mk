@@ -3,10 +3,10 @@
 IMAGES := bin/images
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 NATS_VERSION := v2.15.2
-# An image is a static program on nothing: no base to pull, no shell in it. The classic builder needs nothing
-# from a registry; what it says about its age is not the reader's business.
+# An image is FROM scratch with a static program: there is no base to pull, and no shell. The classic builder needs
+# nothing from a registry. Its warning that it is deprecated goes only to a log file (IMAGE, below).
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
-# The tag of the images that are built and run, and their processor.
+# The tag of the images that are built and run, and their processor architecture.
 TAG          ?= dev
 ARCH         ?= $(shell go env GOARCH)
 COMMIT       := $(shell git rev-parse HEAD 2>/dev/null)
@@ -19,13 +19,13 @@ API_PORT     ?= 7380
 # LAMBDA=1 serves the cell a second time, through functions of an emulated AWS Lambda.
 LAMBDA       ?= 0
 LAMBDA_PORT  ?= $(shell expr $(API_PORT) + 1)
-# How many 'api' there are, and how many NATS servers: one or three.
+# The number of 'api' processes, and of NATS servers, which is one or three.
 APIS         ?= 2
 NATS_SERVERS ?= 1
 STATE        := localstack/.state/$(STACK)
 NATS_NAMES_1 := nats
 NATS_NAMES_3 := nats nats-2 nats-3
-# Docker's own compose, or the program of before.
+# Docker's own compose, or else the older program docker-compose.
 COMPOSE_OF = env LOGPLANE_STATE=$(CURDIR)/$(STATE) LOGPLANE_API_PORT=$(API_PORT) LOGPLANE_TAG=$(TAG) \
              LOGPLANE_NATS_SERVERS=$(NATS_SERVERS) LOGPLANE_LAMBDA_PORT=$(LAMBDA_PORT) \
              $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
@@ -34,19 +34,19 @@ THREE   := -f localstack/three.yml
 PROFILE := --profile lambda
 COMPOSE  = $(COMPOSE_OF) $(if $(filter 3,$(NATS_SERVERS)),$(THREE)) $(if $(filter 1,$(LAMBDA)),$(PROFILE))
 
-# Each image's files are in a folder of its own for each processor.
+# The files of each image are in a folder for each processor architecture.
 MINIO    := $(IMAGES)/minio-$(ARCH)
 NATS     := $(IMAGES)/nats-$(ARCH)
 OF_ARCH  := $(IMAGES)/logplane-$(ARCH)
 EMULATOR := $(IMAGES)/lambda-$(ARCH)
 FOR_ARCH := $(RELEASE) GOOS=linux GOARCH=$(ARCH)
-# Builds the image of a name from its folder, with further arguments of 'docker build'.
+# Builds an image: $(1) is its name, $(2) its folder, and $(3) has further arguments of 'docker build'.
 IMAGE     = $(DOCKER_BUILD) --platform linux/$(ARCH) $(3) -t logplane/$(1):$(TAG) -f localstack/$(1).Dockerfile $(2) >/dev/null 2>$(2).log || { cat $(2).log; exit 1; }
 
 .PHONY: images images-minio images-nats images-logplane images-lambda
 images: images-minio images-nats images-logplane images-lambda ### build all container images from Go modules, without a registry; ARCH=arm64 for that processor
 
-# What 'make test' needs: without Docker its container tests are skipped, but never in CI.
+# The images that 'make test' needs. Without Docker its container tests are skipped, but never in CI.
 .PHONY: images-test
 images-test:
 	@if docker version >/dev/null 2>&1 || [ "$$CI" = true ]; then $(MAKE) --no-print-directory images-minio; \
@@ -65,7 +65,7 @@ images-nats: $(NATS)/$(NATS_VERSION)
 	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(NATS)/probe ./localstack/probe
 	@$(call IMAGE,nats,$(NATS))
 
-# What the program was built from is in the image, and beside it as bin/images/logplane-ARCH/logplane.spdx.json.
+# The list of what the program was built from is in the image, and in bin/images/logplane-ARCH/logplane.spdx.json.
 images-logplane: images-logplane-files
 	@echo "image logplane/logplane:$(TAG) for linux/$(ARCH)"
 	@$(FOR_ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
@@ -78,7 +78,7 @@ images-lambda: images-logplane
 	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(EMULATOR)/lambda ./localstack/lambda
 	@$(call IMAGE,lambda,$(EMULATOR),--build-arg IMAGE=logplane/logplane:$(TAG))
 
-# What the image has beside the program, for a release's images too.
+# The files that the image has beside the program. A release's images have them, too.
 .PHONY: images-logplane-files
 images-logplane-files: $(BIN)/release
 	@mkdir -p $(OF_ARCH)/empty
@@ -89,8 +89,8 @@ images-logplane-files: $(BIN)/release
 $(BIN)/release:
 	@cd tools/release && $(RELEASE) go build -o $@ .
 
-# An empty file named by its version stands for each program. 'go install' takes no GOBIN for another processor, and
-# then puts the program into a folder deeper.
+# An empty file, whose name is the version, stands for each program. 'go install' refuses GOBIN for another processor,
+# and puts the program one folder deeper; hence the find.
 INSTALL = $(FOR_ARCH) GOBIN= GOMODCACHE=$$(go env GOMODCACHE) GOPATH=$(CURDIR)/$(@D)/go go install -ldflags "-s -w" $(1)@$(@F) && \
           find $(@D)/go/bin -type f -exec mv {} $(@D)/ \; && rm -rf $(@D)/go $(@D)/v* && touch $@
 
@@ -118,7 +118,7 @@ up: up-possible images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, fron
 	@[ "$(LAMBDA)" = 0 ] || echo "Functions serve it as well: kubectl --server https://127.0.0.1:$(LAMBDA_PORT)"
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
-# Refuses before anything is built or started what could not end well.
+# Refuses settings that cannot work before anything is built or started.
 .PHONY: up-possible
 up-possible:
 	@[ -n "$(NATS_NAMES_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
@@ -140,12 +140,13 @@ doctor: ### examine what 'make up' started, and say what to do
 logs: ### follow the containers' logs
 	@$(COMPOSE) $(PROFILE) logs -f --tail 100
 
-# Whatever it was started with: a volume that is not there is no error.
+# Works for any settings of 'make up': the message about a volume that does not exist is hidden.
 down: ### stop what 'make up' started and delete its data
 	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) $(PROFILE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
 	@rm -rf $(STATE)
 
-# All three on a stack of its own, which leaves a running one alone. Nothing of it may be left.
+# All three targets on a separate stack, so that a running stack is not touched. Nothing of the separate stack may be
+# left.
 .PHONY: smoke-test
 smoke-test: ### 'up', 'smoke' and 'down' of a stack of its own
 	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380"; \

@@ -1,6 +1,6 @@
-# The static program on nothing, with what it was built from, the authorities that sign for S3 and others, a program for
-# health checks, and an empty folder for temporary files. 'make' has all of them in one folder, a release in several.
-# A file is first: on nothing, the classic builder would give any other step its own architecture.
+# FROM scratch: the static program, the list of what it was built from, certificate authorities (for S3 and others), a
+# program for health checks, and an empty folder for temporary files. 'make' has all of them in one folder, a release in
+# several. The first step must copy a file: the classic builder would give any other first step its own architecture.
 FROM scratch
 COPY logplane /
 ARG FILES=.

@@ -1,10 +1,11 @@
-# The context is bin/images/minio-ARCH: the static program, one for health checks, and an empty folder for its data.
+# The context is bin/images/minio-ARCH: the static program, a program for health checks, and an empty folder for MinIO's
+# data.
 FROM scratch
 COPY minio probe /
 COPY --chown=65532:65532 empty /data
 COPY --chown=65532:65532 empty /tmp
 USER 65532:65532
-# MinIO looks for its certificates and its configuration there.
+# MinIO looks for its certificates and its configuration here.
 ENV HOME=/tmp MINIO_BROWSER=off
 EXPOSE 9000
 VOLUME /data

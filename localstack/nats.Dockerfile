@@ -1,5 +1,5 @@
-# The context is bin/images/nats-ARCH: the static program, one for health checks, its configurations, and an empty folder
-# for the log.
+# The context is bin/images/nats-ARCH: the static program, a program for health checks, the server's configurations, and
+# an empty folder for the log.
 FROM scratch
 COPY nats-server probe /
 COPY nats.conf users.conf three.conf /

@@ -7,7 +7,7 @@ $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: test/bench/kubernetes
 	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
 	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/nats-server github.com/nats-io/nats-server/v2
 
-# Go decides what is stale; the target is always asked for.
+# Phony, because Go itself decides what is out of date.
 .PHONY: $(PEER)/peer $(PEER)/compare
 $(PEER)/peer $(PEER)/compare:
 	@cd test/bench/kubernetes && $(RELEASE) go build -o $@ ./$(notdir $@)

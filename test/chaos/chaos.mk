@@ -2,7 +2,7 @@
 
 CHAOS  ?= 30m
 SKEWED := $(IMAGES)/skewed
-# A killed test leaves containers: those of this run have its label.
+# A killed test leaves its containers, so they are removed here, by the label of the run.
 CHAOS_TEST = run=chaos-$$$$; trap 'docker ps -aq --filter label=logplane.chaos='$$run' 2>/dev/null | xargs -r docker rm -fv >/dev/null' EXIT; \
              cd test/chaos; set -o pipefail; $(RELEASE) CHAOS_RUN=$$run CHAOS_SEED=$(CHAOS_SEED)
 
@@ -10,14 +10,14 @@ CHAOS_TEST = run=chaos-$$$$; trap 'docker ps -aq --filter label=logplane.chaos='
 chaos: images-minio images-skewed-nats images-skewed-logplane ### faults of CHAOS in containers, one after another, under clients whose history porcupine checks; CHAOS_SEED repeats their order
 	@$(CHAOS_TEST) CHAOS=$(CHAOS) CHAOS_IMAGE=logplane/logplane:skewed go test -vet=off -run '^TestChaos$$' -count 1 -v -timeout 0 . | grep -vE '^=== '
 
-# Under three minutes, without a second build of all of Kubernetes: the processes' own clocks are right.
+# Takes less than three minutes, and does not build all of Kubernetes again: the processes' own clocks are right.
 .PHONY: chaos-test
 chaos-test:
 	@if docker version >/dev/null 2>&1 || [ "$$CI" = true ]; then $(MAKE) --no-print-directory images-minio images-logplane images-skewed-nats; fi
 	@$(CHAOS_TEST) go test -vet=off -run '^TestChaos$$' -count 1 -v -timeout 10m . | grep -vE '^=== '
 
-# A container has the clock of its machine. So programs are built with another time.Now, which CLOCK_SKEW moves by that
-# many seconds. Everything else is as in the other images.
+# A container has the clock of its machine. So programs are built with another time.Now, which is wrong by CLOCK_SKEW
+# seconds. Everything else is as in the other images.
 $(SKEWED)/overlay.json: test/chaos/skew.go.txt test/chaos/chaos.mk
 	@mkdir -p $(@D)
 	@root=$$(go env GOROOT)/src/time; folder=$(CURDIR)/$(@D); \

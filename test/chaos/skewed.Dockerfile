@@ -1,4 +1,4 @@
-# An image with another build of its program. The context's folder 'program' has that.
+# An image with another build of its program, which is in the context's folder 'program'.
 ARG IMAGE
 FROM $IMAGE
 COPY program /

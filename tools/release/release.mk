@@ -1,13 +1,14 @@
-# What a release consists of, from nothing but this checkout and Go's module cache: .goreleaser.yaml says it, and this
-# runs it. Included by the Makefile.
+# Builds a release, only from this checkout and Go's module cache. .goreleaser.yaml says what it consists of. Included
+# by the Makefile.
 
 GORELEASER ?= $(BIN)/goreleaser
 PLATFORMS  ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
-# Who signs releases, as ssh-keygen reads it.
+# The allowed signers of releases, in the format of ssh-keygen.
 SIGNERS    ?= tools/release/signers
-# What goreleaser is to leave out: images, where there is no Docker.
+# What goreleaser leaves out: images, if there is no Docker.
 SKIP       ?= $(shell docker version >/dev/null 2>&1 || echo docker)
-# Times in zips are local. One platform after another: two at once would compile the same packages twice.
+# Times in zips are local, so TZ is set. Platforms are built one after another, because two at once would compile the
+# same packages twice.
 RELEASING  := $(RELEASE) TZ=UTC DOCKER_BUILDKIT=0 STAMP="$(STAMP)" PLATFORMS="$(PLATFORMS)" TAG=$(TAG) VERSION=$(VERSION) \
               COMMIT=$(COMMIT) COMMIT_TIME=$(COMMIT_TIME) $(GORELEASER)
 
@@ -22,7 +23,7 @@ release-snapshot: $(GORELEASER) ### binaries, AWS Lambda zips, SBOMs and checksu
 	@$(RELEASING) release --snapshot --clean --parallelism 1 --timeout 4h --skip=$(SKIP)
 	@cat bin/dist/SHA256SUMS
 
-# KEY is a file, or a public key whose other half an agent or a hardware token has.
+# KEY is a file with the private key, or with a public key whose private key is in an agent or a hardware token.
 DIST ?= bin/dist
 .PHONY: release-sign
 release-sign: ### sign SHA256SUMS of a release snapshot with the OpenSSH key KEY
@@ -39,7 +40,8 @@ release-verify: ### whether DIST is what a maintainer has signed, as docs/securi
 release-check: $(GORELEASER) ### whether goreleaser takes .goreleaser.yaml
 	@$(RELEASING) check
 
-# Two clones link and pack everything at two places, with other permissions. What is not committed is in neither.
+# Two clones, in different folders and with different umasks, link and pack everything. Changes that are not committed
+# are in neither.
 .PHONY: release-test
 release-test: $(GORELEASER) ### two release snapshots of this commit, from two folders, have the same bytes
 	@set -e; clones=$$(mktemp -d); trap 'rm -rf '$$clones EXIT; \
