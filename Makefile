@@ -5,7 +5,8 @@ SHELL := /bin/bash
 KUBERNETES := v1.36.3
 VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace"
-# By default a race build sleeps a second at its end, to find races of goroutines that outlive main. Tests do without that.
+# By default a race build sleeps a second at its end, to find races of goroutines that outlive main. Tests need no such
+# sleep.
 RACE       := GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace"
 STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36

@@ -207,7 +207,7 @@ func TestPermissions(t *testing.T) {
 	assert.True(t, slices.ContainsFunc(seen["projector"], func(a asked) bool { return a.key == "cell/root" && a.ifMatch }), "projector replaces it")
 }
 
-// TestBucketPolicy: the policy denies everybody what no process does.
+// TestBucketPolicy: the policy denies everybody the requests that no process sends.
 func TestBucketPolicy(t *testing.T) {
 	c := load(t)
 	for _, a := range []asked{

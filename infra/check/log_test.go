@@ -90,7 +90,7 @@ func TestLog(t *testing.T) {
 	require.NotZero(t, stranger.Cmd.ProcessState.ExitCode(), "whoever has no password makes no log")
 }
 
-// TestLogOnKubernetes: the overlay's configuration meets the same.
+// TestLogOnKubernetes: the overlay's configuration meets the same requirements.
 func TestLogOnKubernetes(t *testing.T) {
 	t.Setenv("LOGPLANE_PASSWORD", password)
 	t.Setenv("SUBSCRIBER_PASSWORD", "7e8f")

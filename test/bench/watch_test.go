@@ -63,7 +63,8 @@ func fanOut(b *testing.B, over protocol, n int) {
 	f := &fleet{tier: newTier(b, 1, over), namespaces: 1, objects: 16}
 	f.create()
 	pid := f.watchers[0].cmd.Process.Pid
-	await(b, f.client(), f.url(f.front)+f.collection(0)+"?watch=1") // so that what is built on first use exists
+	// so that everything exists that is built on first use
+	await(b, f.client(), f.url(f.front)+f.collection(0)+"?watch=1")
 	before := residentBytes(b, pid)
 	f.watch(n)
 	memory := float64(residentBytes(b, pid)-before) / float64(n)

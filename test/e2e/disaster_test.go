@@ -360,8 +360,8 @@ func logplane(t *testing.T, args ...string) (said string, code int) {
 	return string(out), command.ProcessState.ExitCode()
 }
 
-// keeper is a typical controller: it works from informers, and tries again what is refused. Each widget gets a
-// finalizer, a ConfigMap that it owns and that holds its size, and a status with that size.
+// keeper is a typical controller: it works from informers, and repeats refused writes. Each widget gets a finalizer, a
+// ConfigMap that it owns and that holds its size, and a status with that size.
 type keeper struct {
 	client              *dynamic.DynamicClient
 	widgets, configMaps cache.Indexer

@@ -196,7 +196,7 @@ func (s *roleServer) open(t *testing.T, user string) *eventlog.Log {
 	return log
 }
 
-// TestRolesAreRefused: the server refuses each role what its processes never do.
+// TestRolesAreRefused: for each role, the server refuses requests that the role's processes never send.
 func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("a process")

@@ -311,7 +311,7 @@ func (c *checker) gets(o *Operation) (all []*Operation) {
 	return all
 }
 
-// Keep saves a history that failed in a folder, and porcupine's picture of each key that failed.
+// Keep saves a failed history, and porcupine's picture of each failed key, to a folder.
 func Keep(folder string, operations []*Operation, violations []Violation) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err

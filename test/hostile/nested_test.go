@@ -34,7 +34,7 @@ const (
 	configMaps = "/api/v1/namespaces/tenant/configmaps"
 )
 
-// TestBodiesNestOnlySoDeep: a merge patch is applied level by level, and every level copies what is below it. On
+// TestBodiesNestOnlySoDeep: a merge patch is applied level by level, and every level copies everything below it. On
 // e14eff4 a patch of 60 KB and 9,990 levels is applied (200), and takes 7.7 s and 1.1 GiB. One of 1 MB is answered 504
 // after 34 s, and goes on after that. All bodies here are accepted on e14eff4, or refused only for their content.
 func TestBodiesNestOnlySoDeep(t *testing.T) {

@@ -31,7 +31,7 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 			`{"metadata":{"name":"many-%d"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"user-%d"}],`+
 				`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"view"}}`, i, i))
 	}
-	for range 3 { // in turn, because one user's requests may evict what the other's need
+	for range 3 { // in turn, because one user's requests may evict objects that the other's need
 		require.Less(t, gets(owner), 2*quiet+1<<20)
 		require.Less(t, gets(tenant), 2*quiet+1<<20)
 	}

@@ -1,5 +1,5 @@
-// Package servers damages files of the log's servers as disks do, and changes what servers say to what older releases
-// say.
+// Package servers damages files of the log's servers as disks do, and makes servers report the versions of older
+// releases.
 package servers
 
 import (

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// finish lets all processes and requests go on without faults, and then checks what is left.
+// finish lets all processes and requests go on without faults, and then checks the final state.
 func (w *world) finish() {
 	w.calm = true
 	w.say("all go on")

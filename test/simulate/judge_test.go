@@ -73,7 +73,7 @@ func (w *world) expireAll(log *eventlog.Log, p *projection.Projection) error {
 	return nil
 }
 
-// judge compares what a client was told with the model.
+// judge compares a client's answer with the model.
 func (w *world) judge(r *request) {
 	if r.err != nil {
 		w.say("%v failed: %v", r, r.err)

@@ -21,28 +21,28 @@ type event struct {
 	kind                  string // "added", "modified" or "deleted"
 	key                   string
 	version               version
-	// batch is the first and the last revision of its batch.
-	batch [2]uint64
 	// batch has the first and the last revision of the event's batch.
+	batch [2]uint64
+	// at is the log's time of the event. ttl is how long its version may live from then on; 0 is for ever.
 	at  time.Time
 	ttl time.Duration
-	// at is the log's time of the event. ttl is how long its version may live from then on; 0 is for ever.
-	size int
 	// size is the event's share of a tail's bytes.
-	live uint64
+	size int
 	// live is the key's live revision just before the event.
+	live uint64
+	// void says why the event is void; it is empty if the event is valid. half: the event is void only because of others
+	// in its append.
 	void string
 	half bool
 }
 
-// void says why the event is void; it is empty if the event is valid. half: the event is void only because of others in
-// its append.
+// version is what a client can tell about one version of an object.
 type version struct {
 	revision        uint64
 	uid, tag, color string
 }
 
-// version is what a client can tell about one version of an object.
+// model is the fold by invariant 13, in its plainest form: all versions of all keys.
 type model struct {
 	head   uint64
 	events map[uint64]*event

@@ -94,7 +94,7 @@ type told struct {
 
 func (r *request) prefix() string { return "main/" + r.kind + "/" }
 
-// judgePast compares what a client was told of the past with the model.
+// judgePast compares a client's answer about the past with the model.
 func (w *world) judgePast(r *request) {
 	if r.err != nil && (r.verb != "get past" || !storage.IsNotFound(r.err)) {
 		return // the error says that the past is not kept any more; other errors are judged like any request's

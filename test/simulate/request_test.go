@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// request is what one client asks of one process, or a task of a projector.
+// request is one client's request to one process, or a task of a projector.
 type request struct {
 	owner
 	id      int

@@ -155,7 +155,7 @@ func (w *world) rest(d time.Duration) {
 // and the longest rest are together less than the log's retention, as the product demands (guarantees.md, conditions).
 const carried = 30 * time.Second
 
-// deliver releases what was on its way for too long.
+// deliver releases messages and answers that were on their way for too long.
 func (w *world) deliver() {
 	for w.config.logRetention > 0 || w.config.forget > 0 {
 		w.settle()

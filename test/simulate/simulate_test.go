@@ -172,8 +172,8 @@ func TestSimulate(t *testing.T) {
 
 // The same seed mostly plays the same steps, so a failure can be replayed. But goroutines that run at once have no
 // order, and on a busy machine the runtime interrupts them: of 30 worlds of 200 steps, 22 played the same; under the
-// race detector with a load of 13, 16 did. If anything beside the seed decided, none would. So two of at most twenty
-// must.
+// race detector with a load of 13, 16 did. If choices depended on anything but the seed, no world would. So two of at
+// most twenty must.
 func TestSameSeedSameSteps(t *testing.T) {
 	prepare(t)
 	random := regexp.MustCompile(`cell[0-9]+|[A-Z2-7]{26}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9.]+.* pass`)

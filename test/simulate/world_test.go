@@ -182,7 +182,7 @@ func draw(seed uint64, n int) []uint32 {
 	return values
 }
 
-// tick numbers what waits, in order.
+// tick returns the turn and the next number, by which everything that waits is ordered.
 func (w *world) tick() (born, number int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,5 +1,5 @@
 // Command cainjector runs cert-manager's injectors of CA bundles. cert-manager's own main package is on no module proxy
-// (see controller). This command does what that does by default, without flags and metrics.
+// (see controller). This command does what cert-manager's own does by default, without flags and metrics.
 package main
 
 import (

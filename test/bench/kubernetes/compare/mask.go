@@ -52,8 +52,8 @@ func maskText(s string) string {
 
 func maskPath(s string) string { return maskText(s) }
 
-// mask returns the document with what differs from run to run replaced. The function text is applied first to each
-// text.
+// mask returns the document with all values replaced that differ from run to run. The function text is applied first to
+// each text.
 func mask(v any, text func(string) string) any {
 	switch v := v.(type) {
 	case map[string]any:

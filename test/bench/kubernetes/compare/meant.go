@@ -39,7 +39,7 @@ var intentions = []intention{
 
 	{request: `reading: GET .* as text/csv$`, at: `status|header\.Content-Type|body`, ours: 200, theirs: 406, why: "a representation of ours (row 52)"},
 
-	// Differences in what is behind the API.
+	// Differences in the storage and the controllers behind the API.
 	{request: `componentstatuses`, at: `.*`, why: "the one component is the log: there is no etcd, and nobody knows of a scheduler or controller manager"},
 	{request: `/apiservices`, at: `.*managedFields\[(logplane|kube-apiserver) Update status apiregistration.k8s.io/v1\]`, why: "written here by init and the lifecycle, there by controllers of kube-apiserver (row 65)"},
 	{request: `/(flowschemas|prioritylevelconfigurations)`, at: `header\.Warning|.*\.status\.conditions(\[(Dangling|Enforced)\])?`, why: "priority and fairness is not enforced, and every object says so; upstream's controller says what it found"},

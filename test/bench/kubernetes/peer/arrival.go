@@ -22,7 +22,7 @@ type arrivals struct {
 	last     time.Time // when the bytes that were last read had arrived
 }
 
-// arrived is what one receive from the socket returned; at is the arrival of its last byte.
+// arrived holds the bytes of one receive from the socket; at is the arrival of the last of them.
 type arrived struct {
 	bytes []byte
 	at    time.Time
