@@ -80,7 +80,7 @@ type cell struct {
 	bucket  *link
 
 	mu     sync.Mutex
-	faults []string // mu: what processes did wrong
+	faults []string // guarded by mu: what processes did wrong
 }
 
 // box is a container that faults happen to.
@@ -93,8 +93,8 @@ type box struct {
 	health  string // a path that answers 200 while the container is healthy
 
 	mu    sync.Mutex
-	up    bool // mu
-	start int  // mu: how often it was started
+	up    bool // guarded by mu
+	start int  // guarded by mu: how often it was started
 }
 
 // At returns the container's address, and a name that changes with each start.

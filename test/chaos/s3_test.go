@@ -36,8 +36,8 @@ type bucketFront struct {
 	spoilt atomic.Int64
 
 	mu     sync.Mutex
-	random *rand.Rand  // mu
-	fault  bucketFault // mu
+	random *rand.Rand  // guarded by mu
+	fault  bucketFault // guarded by mu
 }
 
 // newBucketFront returns a front for the S3 server at an address, until the test ends.

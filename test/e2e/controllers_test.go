@@ -82,7 +82,7 @@ func newControlled(t *testing.T, binaries, stages string, flags ...string) *cont
 	return c
 }
 
-// grantKwok gives kwok the role that it comes with.
+// grantKwok gives kwok the role that is in kwok's module.
 func (c *controlled) grantKwok(binaries string) {
 	text, err := os.ReadFile(filepath.Join(binaries, "kwok-role.yaml"))
 	require.NoError(c, err)

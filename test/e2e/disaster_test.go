@@ -150,7 +150,7 @@ type disaster struct {
 	client *dynamic.DynamicClient
 
 	mu    sync.Mutex
-	lists map[string]int // mu; by resource, how many lists the informers got
+	lists map[string]int // guarded by mu; by resource, how many lists the informers got
 }
 
 // until waits for a condition.

@@ -36,7 +36,7 @@ import (
 
 const (
 	undoKills  = 50 / eventlogtest.Slowdown
-	undoCopies = 2 // of each shape
+	undoCopies = 2 // objects of each shape
 )
 
 // TestUndoThroughKills: an undo of one manager's changes takes back exactly those, among the changes of others, and
@@ -302,8 +302,8 @@ type gate struct {
 	gone  chan struct{} // closed when the process has ended
 
 	mu               sync.Mutex
-	requests, writes int  // mu
-	killed           bool // mu
+	requests, writes int  // guarded by mu
+	killed           bool // guarded by mu
 }
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -74,14 +74,14 @@ type cell struct {
 	whole sync.RWMutex
 
 	mu      sync.Mutex
-	outputs []*process // mu: every process that was started
-	faults  []string   // mu: what processes did wrong
+	outputs []*process // guarded by mu: every process that was started
+	faults  []string   // guarded by mu: what processes did wrong
 	// excused are the processes that were forgotten when the cell was fenced: they may say that the log was lost, for
 	// it is true. mu
 	excused map[string]bool
 }
 
-// counts are what happened to the cell.
+// counts are how often things happened to the cell.
 type counts struct {
 	kills, pauses, stepDowns, leaderChanges, serverKills, serverPauses, linkStalls, linkCuts, fences, brokenFences, forgotten atomic.Int64
 }
@@ -95,11 +95,11 @@ type slot struct {
 	api  bool
 
 	disturbed sync.Mutex // held to kill, pause or start the process
-	n         int        // disturbed: how many have run here
+	n         int        // guarded by disturbed: how many processes have run here
 
 	mu      sync.Mutex
-	p       *process // mu
-	address string   // mu; empty while no process serves
+	p       *process // guarded by mu
+	address string   // guarded by mu; empty while no process serves
 }
 
 var (

@@ -58,8 +58,8 @@ type Workload struct {
 	Period     time.Duration
 
 	mu      sync.Mutex
-	learned map[string][]uint64 // mu: by key, revisions from the answers to gets and writes, the newest last
-	lists   map[string][]uint64 // mu: by namespace, revisions of lists
+	learned map[string][]uint64 // guarded by mu: by key, revisions from the answers to gets and writes, the newest last
+	lists   map[string][]uint64 // guarded by mu: by namespace, revisions of lists
 }
 
 // KeysEach is how many keys of a namespace all clients use.
@@ -369,7 +369,7 @@ func (c *Client) exchange(ctx context.Context, o *Operation, r request, into any
 	o.Outcome = Unknown
 	sent, err := http.NewRequestWithContext(ctx, r.method, r.url, body)
 	if err != nil {
-		panic(err) // our own URL
+		panic(err) // cannot fail: this program's own URL
 	}
 	sent.Header.Set("User-Agent", "history")
 	if r.contentType != "" {

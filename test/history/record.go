@@ -20,7 +20,7 @@ const (
 	end    Kind = "end"   // the end of a key's history; no client asks for it
 )
 
-// Outcome is what the client learned.
+// Outcome is what the client knows about its operation.
 type Outcome string
 
 const (
@@ -68,8 +68,8 @@ type Record struct {
 	Start time.Time
 
 	mu         sync.Mutex
-	operations []*Operation // mu: in the order of their answers
-	n          int          // mu
+	operations []*Operation // guarded by mu: in the order of their answers
+	n          int          // guarded by mu
 }
 
 // Now returns the nanoseconds since the history began.

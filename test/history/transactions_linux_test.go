@@ -89,7 +89,7 @@ type transactions struct {
 	watcher *slot
 
 	mu   sync.Mutex
-	sent map[string]*sent // mu; by the name of the transaction, which its objects have as well
+	sent map[string]*sent // guarded by mu; by the name of the transaction, which its objects have as well
 }
 
 // sent is a transaction, and its outcome.
@@ -483,7 +483,7 @@ func (tr *transactions) watch(ctx context.Context, from string) (events []seen) 
 		}
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+collection+"?watch=1&resourceVersion="+from, nil)
 		if err != nil {
-			panic(err) // our own URL
+			panic(err) // cannot fail: this program's own URL
 		}
 		answer, err := http.DefaultClient.Do(r)
 		if err != nil {

@@ -175,7 +175,7 @@ func milliseconds(d time.Duration) string {
 // codes counts answers by code; 0 stands for no answer.
 type codes struct {
 	mu sync.Mutex
-	of map[int]int // mu
+	of map[int]int // guarded by mu
 }
 
 func (c *codes) add(code int) {

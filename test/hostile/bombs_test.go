@@ -95,13 +95,13 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	object := field(5, []byte("object"))
 	deep := object
 	for range 200 {
-		deep = field(28, deep) // not
+		deep = field(28, deep) // the schema's field 'not'
 	}
 	a := s.do(admin, http.MethodPost, crds, protobuf, crd(deep))
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 	require.Contains(t, a.status(t).Message, "levels deep")
 
-	json := slices.Concat(object, field(8, field(1, []byte(nested("[", "]", deeper))))) // default
+	json := slices.Concat(object, field(8, field(1, []byte(nested("[", "]", deeper))))) // the field 'default'
 	a = s.do(admin, http.MethodPost, crds, protobuf, crd(json))
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 	require.Contains(t, a.status(t).Message, "levels deep")
@@ -109,7 +109,7 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	twice := object
 	for range 12 {
 		head := slices.Concat(field(1, []byte("a")), binary.AppendUvarint([]byte{0x12}, uint64(len(twice))))
-		twice = slices.Concat(field(29, head), twice) // properties
+		twice = slices.Concat(field(29, head), twice) // the field 'properties'
 	}
 	a = s.do(admin, http.MethodPost, crds, protobuf, crd(twice))
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))

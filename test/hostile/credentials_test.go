@@ -97,7 +97,7 @@ func TestOthersKeysAreNotBelieved(t *testing.T) {
 				refused(fmt.Sprintf("other users may write '%s'", place.path), args)
 			}
 			require.NoError(t, os.Chmod(place.path, info.Mode()))
-			if os.Geteuid() == 0 { // only root gives files away
+			if os.Geteuid() == 0 { // only root may give a file to another user
 				require.NoError(t, os.Chown(place.path, 12345, 12345))
 				refused(fmt.Sprintf("'%s' belongs to another user (uid 12345)", place.path), args)
 				require.NoError(t, os.Chown(place.path, 0, 0))

@@ -65,10 +65,10 @@ func TestFuzzHTTP(t *testing.T) {
 
 type fuzzer struct {
 	mu       sync.Mutex
-	codes    map[int]int       // mu
-	faults   map[string]string // mu: the first request of each kind
-	slowest  time.Duration     // mu
-	resident uint64            // mu: the largest so far
+	codes    map[int]int       // guarded by mu
+	faults   map[string]string // guarded by mu: the first request of each kind
+	slowest  time.Duration     // guarded by mu
+	resident uint64            // guarded by mu: the largest so far
 }
 
 // round fuzzes one process.
@@ -131,7 +131,7 @@ func (s *target) peak() uint64 {
 func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 	r, err := http.NewRequest(q.method, s.URL(), strings.NewReader(q.body))
 	if err != nil {
-		return true // not a request
+		return true // the mutated text is not a request
 	}
 	r.URL.Opaque = "//" + s.Address + q.path // the path as it is, escaped or not
 	r.Header = http.Header{"Authorization": {"Bearer admin"}}

@@ -19,7 +19,7 @@ import (
 type liar struct {
 	*httptest.Server
 	mu sync.Mutex
-	m  *mutator // mu
+	m  *mutator // guarded by mu
 }
 
 func newLiar(t *testing.T, seed uint64) *liar {

@@ -18,7 +18,7 @@ type link struct {
 	world *world
 	name  string
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open bool       // messages pass without waiting
 	cut  bool
 	// lines are the process's connections, mostly one. To look at the log's servers, a process opens another for a

@@ -30,8 +30,8 @@ type event struct {
 	size int
 	// live is the key's live revision just before the event.
 	live uint64
-	// void says why the event is void; it is empty if the event is valid. half: the event is void only because of others
-	// in its append.
+	// void says why the event is void; it is empty if the event is valid. half: only other events of its append make it
+	// void.
 	void string
 	half bool
 }

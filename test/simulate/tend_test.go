@@ -28,7 +28,8 @@ func (w *world) tended() {
 		w.violated("projector", "%v", err)
 		return
 	}
-	garbage := fmt.Sprintf("%s/seg/0/%020d-%020d-LEFT", w.prefix, w.model.head+1, w.model.head+1) // above what an older checkpoint may name
+	// at revisions above those that an older checkpoint may name
+	garbage := fmt.Sprintf("%s/seg/0/%020d-%020d-LEFT", w.prefix, w.model.head+1, w.model.head+1)
 	if _, err := w.bucket.Create(w.life, garbage, []byte("of a crash")); err != nil {
 		w.violated("projector", "%v", err)
 	}

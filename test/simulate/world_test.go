@@ -41,7 +41,7 @@ type step struct {
 	from, what   string
 	born, number int
 	at           time.Time
-	until        int // the turn until which it is slow
+	until        int // the turn until which the step is slow
 	// locks: others may wait for a lock that this step's goroutine holds. For example, one watch reads for all that
 	// follow.
 	locks bool
