@@ -77,7 +77,7 @@ type cell struct {
 	outputs []*process // guarded by mu: every process that was started
 	faults  []string   // guarded by mu: what processes did wrong
 	// excused are the processes that were forgotten when the cell was fenced: they may say that the log was lost, for
-	// it is true. mu
+	// it is true. Guarded by mu.
 	excused map[string]bool
 }
 

@@ -27,8 +27,8 @@ var (
 
 // TestCertManager: cert-manager is installed by its chart. Its three processes run with tokens of their service
 // accounts, and with the roles of the chart. Its injector makes the server trust its webhook, and the webhook refuses
-// invalid objects. Its controllers issue certificates by a self-signed issuer and by a CA, and issue one again on
-// request.
+// invalid objects. Its controllers issue certificates by a self-signed issuer and by a CA, and issue a certificate
+// again after its specification has changed.
 func TestCertManager(t *testing.T) {
 	chart := shipped(t, "cert-manager/chart")
 	h := newHost(t)

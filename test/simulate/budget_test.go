@@ -17,7 +17,7 @@ func (w *world) budgets(p *process) {
 }
 
 // budget checks one cache.Cache, which has a budget of its own here. Nobody holds the lock across a request. Bytes that
-// are held outside of the cache may exceed the budget; the cache may use three eighths of it all the same.
+// are held outside of the cache may exceed the budget; even then, the cache may use three eighths of the budget.
 func (w *world) budget(p *process, of string, cache reflect.Value) {
 	budget := cache.FieldByName("of").Elem()
 	mu := (*sync.Mutex)(budget.FieldByName("mu").Addr().UnsafePointer())
