@@ -11,8 +11,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNamedTestsExist: the tests that documents name for their promises exist, and each promise of docs/security.md
-// names one. The tests that the Makefile names exist as well: a pattern that matches no test would run none.
+// promises is where a promise begins in a document, and where it ends.
+var promises = map[string]struct{ begin, end *regexp.Regexp }{
+	"guarantees.md": {regexp.MustCompile(`(?m)^### `), regexp.MustCompile(`(?m)^##`)},
+	"security.md":   {regexp.MustCompile(`(?m)^- \*\*`), regexp.MustCompile(`(?m)^(- |$)`)},
+}
+
+var testsNamed = regexp.MustCompile("`((?:Test|Benchmark|Fuzz)\\w+)(…?)`")
+
+// TestNamedTestsExist: a promise names the tests that hold it. Each of them is there, and each promise of
+// docs/guarantees.md and docs/security.md has one. So is each that the Makefile names: a pattern that matches none
+// would run none.
 func TestNamedTestsExist(t *testing.T) {
 	exists := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
