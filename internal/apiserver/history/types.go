@@ -14,43 +14,46 @@ const GroupName = "history.logplane.dev"
 // GroupVersion is the only one.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1"}
 
-// Version is one version of an object, or its deletion. Its name is its revision, and it was created at the log's time
-// of the event. It lies in the namespace of its object.
+// Version is one version of an object, or its deletion. The Version's name is the revision, its creationTimestamp is
+// the log's time of the event, and its namespace is the object's.
 type Version struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Object is whose version this is.
+	// Object is the object of which this is a version.
 	Object Reference `json:"object"`
 	// Verb is 'create', 'update' or 'delete'.
 	Verb string `json:"verb"`
-	// User who wrote it, 'unknown' if the event does not say.
+	// User who wrote the version, 'unknown' if the event does not name one.
 	User string `json:"user"`
 	// ActingAs is whom the user impersonated.
 	ActingAs string `json:"actingAs,omitempty"`
 	// UserAgent is the program that the user used, as it named itself.
 	UserAgent string `json:"userAgent,omitempty"`
-	// Cause is the deletion because of which Logplane wrote it, absent if there is none or it is not known.
+	// Cause is the deletion because of which Logplane wrote the version. It is absent if there is no such deletion, or
+	// if it is unknown.
 	Cause *Cause `json:"cause,omitempty"`
-	// Manager is the field manager whose fields have changed, if there is one.
+	// Manager is the field manager that wrote the version, if it is known.
 	Manager string `json:"manager,omitempty"`
 	// RequestID begins with the Audit-Id of the request.
 	RequestID string `json:"requestID,omitempty"`
-	// Before is the revision of the version before, empty if there is none.
+	// Before is the revision of the previous version, empty if there is none.
 	Before string `json:"before,omitempty"`
-	// Changed are the fields that an update has changed, without those that the server keeps for itself.
+	// Changed are the fields that an update has changed, without the fields that the server keeps for itself.
 	Changed []string `json:"changed,omitempty"`
-	// Patch is the same as a JSON patch, from the version before to this one.
+	// Patch is the JSON patch from the previous version to this one, without the fields that the server keeps for
+	// itself.
 	Patch []Operation `json:"patch,omitempty"`
 	// PatchOmitted says that the patch would be too long. Changed then has only some of the fields.
 	PatchOmitted bool `json:"patchOmitted,omitempty"`
-	// Unreadable says why the object could not be decoded. Then there is no patch and no content.
+	// Unreadable says why the object could not be decoded. In that case there is no patch and no content.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Content is the object, if it was asked for by '?include=object'. A deletion has the last state.
+	// Content is the object, if the request has '?include=object'. The content of a deletion is the object's last
+	// state.
 	Content *runtime.RawExtension `json:"content,omitempty"`
 }
 
-// Cause is the first of the deletions that led to a version, such as that of the namespace in which the object was.
+// Cause is the first of the deletions that led to a version, such as the deletion of the object's namespace.
 type Cause struct {
 	// User who deleted.
 	User string `json:"user"`
@@ -70,7 +73,7 @@ type Reference struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Operation is one of a JSON patch (RFC 6902).
+// Operation is an operation of a JSON patch (RFC 6902).
 type Operation struct {
 	Op    string                `json:"op"`
 	Path  string                `json:"path"`
@@ -139,31 +142,32 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// Transaction is several writes that become true at once, or not at all. It is created and never stored: the answer is
-// what it did. It needs the right to create transactions, and for each operation the right that the same request would
-// need alone.
+// Transaction is several writes that take effect at once, or not at all. It is created and never stored; the answer
+// says what it did. It needs the right to create transactions, and for each operation the right that the same request
+// would need alone.
 //
 // Operations are admitted one after another, as requests of the same user: authorization, admission, defaults,
-// validation, quotas. Each sees what those before it have written. Then all are appended to the log in one batch, so
-// that their revisions follow one another, and every reader and every watch sees all of them or none. If one operation
-// is refused, that is the answer, and nothing is written. If another writer changes one of the objects meanwhile, all
-// operations are computed again, five times at most.
+// validation, quotas. Each sees what those before it have written. Then all writes are appended to the log in one
+// batch, so that their revisions follow one another, and every reader and every watch sees all of them or none. If one
+// operation is refused, the answer is that refusal, and nothing is written. If another writer changes one of the
+// objects meanwhile, all operations are computed again, five times at most.
 //
-// Some things look at what was there before the transaction, and not at what its operations have written: rights,
-// policies, and which custom resources are served. So do admission plugins other than those of namespaces and quotas.
-// A Pod, for example, cannot be made together with its namespace, because the plugin for service accounts does not see
-// the namespace's account. In a dry run operations see each other in the same way, and nothing is appended.
+// Rights, policies and the set of served custom resources are those before the transaction: they do not depend on what
+// its operations have written. The same is true of admission plugins, except those for namespaces and quotas. A Pod,
+// for example, cannot be made together with its namespace, because the plugin for service accounts does not see the
+// namespace's account. In a dry run operations see each other's writes in the same way, and nothing is appended.
 //
-// Webhooks are called before it is known whether the transaction commits, and again each time it is computed. One with
-// side effects must bear that. The audit log has a record for each operation, which says what was answered to it, and
-// one for the transaction, which says whether it was written. What an operation has written has a provisional
-// `resourceVersion` until the end: webhooks and records may show it, above four quintillion, and no answer does. An
-// audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
+// Webhooks are called before it is known whether the transaction commits, and again each time it is computed. A webhook
+// with side effects must tolerate that. The audit log has a record for each operation, with the operation's answer, and
+// one for the transaction, which says whether it was written. Until the transaction is written, the objects that its
+// operations have written have a provisional `resourceVersion`, above four quintillion. Webhooks and records may show
+// it; answers do not. An audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
 //
-// An object that is changed by two operations changes once: it has one event, with its last state. What one operation
-// deletes, another one cannot make again. One made and deleted leaves no trace. An operation that requires something of
-// its object, by a precondition, a `resourceVersion` or `uid` in the object or the patch, or a `test` of a JSON patch,
-// is written even if it changes nothing, so that what it requires holds for all that is written.
+// An object that two operations change has only one event, with its last state. If an operation deletes an object, no
+// other operation can make it again. An object that is both made and deleted leaves no trace. An operation may require
+// something of its object: by a precondition, by a `resourceVersion` or `uid` in the object or the patch, or by a
+// `test` of a JSON patch. Such an operation is written even if it changes nothing, so that its requirement holds for
+// the whole transaction.
 type Transaction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -178,7 +182,7 @@ type Transaction struct {
 type TransactionSpec struct {
 	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects come with others:
 	// a Service with its addresses, an object with a row for each owner, the first object under a quota with the quota.
-	// All that operations write may have 16 MiB, which counts whole objects and not patches.
+	// The objects that operations write may have 16 MiB together; whole objects count, not patches.
 	Operations []TransactionOperation `json:"operations"`
 }
 
@@ -186,19 +190,20 @@ type TransactionSpec struct {
 type TransactionOperation struct {
 	// Verb is 'create', 'update', 'patch' or 'delete'.
 	Verb string `json:"verb"`
-	// Object to create, or to put in the place of the one with its name.
+	// Object to create, or that replaces the object of its name.
 	Object *runtime.RawExtension `json:"object,omitempty"`
 	// Reference names the object to delete or to patch.
 	Reference *TransactionReference `json:"reference,omitempty"`
 	// PatchType is 'json', 'merge', 'strategic' or 'apply', which applies for the request's field manager.
 	PatchType string `json:"patchType,omitempty"`
-	// Patch is that of the patch's type.
+	// Patch is the patch, in the form of its type.
 	Patch *runtime.RawExtension `json:"patch,omitempty"`
 	// Force lets an apply take fields from other managers.
 	Force bool `json:"force,omitempty"`
 	// PropagationPolicy of a deletion: 'Background', 'Foreground' or 'Orphan'.
 	PropagationPolicy string `json:"propagationPolicy,omitempty"`
-	// Precondition of an update, a patch or a deletion. That of a create is that there is no such object.
+	// Precondition of an update, a patch or a deletion. The precondition of a create is always that there is no such
+	// object.
 	Precondition *TransactionPrecondition `json:"precondition,omitempty"`
 }
 
@@ -211,9 +216,9 @@ type TransactionReference struct {
 	Name       string `json:"name"`
 }
 
-// TransactionPrecondition is what the object must be before the operation. If it is not, the answer is 409. A
-// `resourceVersion` in the object itself means the same. After a first operation on an object, nothing can be required
-// of its revision any more.
+// TransactionPrecondition is what must be true of the object before the operation. Otherwise the answer is 409. A
+// `resourceVersion` in the object itself means the same. After the first operation on an object, later operations
+// cannot require a revision of it.
 type TransactionPrecondition struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 	// UID cannot be the precondition of a patch.
@@ -230,21 +235,21 @@ type TransactionStatus struct {
 
 // TransactionResult is the outcome of one operation.
 type TransactionResult struct {
-	// Code is what the same request would have been answered alone.
+	// Code is the HTTP status that the same request would have got alone.
 	Code int32 `json:"code"`
 	// Namespace, Name and UID of the object.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
-	// ResourceVersion of the object after the transaction. For an object that is gone, it is that of the deletion. What
-	// left no trace has none, nor has what a dry run would have written.
+	// ResourceVersion of the object after the transaction. For a deleted object it is the revision of the deletion. It
+	// is empty for an object that left no trace, and for an object that a dry run would have written.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
 // Plan says what it would take to undo changes, to make a deleted object again, or to make everything as it was at a
 // moment. It is created and never stored. With 'dryRun=All' nothing is written, and the answer says what would change
-// and what is left out. Without it that is done, in transactions, and the answer says what was done. Everything is read
-// and written as requests of the same user.
+// and what is left out. Without it the changes are made, in transactions, and the answer says what was done. All reads
+// and writes are requests of the same user.
 //
 // Objects are compared and written in the version in which they are stored, with the defaults that clients see.
 type Plan struct {
@@ -253,13 +258,14 @@ type Plan struct {
 
 	// Spec has one of undo, undelete and restore. It is not part of the answer.
 	Spec PlanSpec `json:"spec,omitzero"`
-	// Status of a request is that of the dry run which was agreed to. What has come since is left alone.
+	// Status of a request is the status of the dry run to which the user agreed. Objects that have changed since are
+	// left alone.
 	Status PlanStatus `json:"status,omitzero"`
 }
 
 // PlanSpec says what is wanted.
 type PlanSpec struct {
-	// Namespace that it is about. An empty one stands for all of the cluster.
+	// Namespace of the plan. If it is empty, the plan is for the whole cluster.
 	Namespace string `json:"namespace,omitempty"`
 	// Undo takes back a change of an object, or all of a manager or user since a moment.
 	Undo *PlanUndo `json:"undo,omitempty"`
@@ -271,7 +277,7 @@ type PlanSpec struct {
 
 // PlanUndo takes back a change of an object, or all changes of a manager or user since a moment.
 type PlanUndo struct {
-	// Object as 'versions' names it.
+	// Object, named as for 'versions', such as 'deployments.apps/web'.
 	Object string `json:"object,omitempty"`
 	// Revision of the change of the object, by default the last one that a user has made.
 	Revision string `json:"revision,omitempty"`
@@ -282,7 +288,7 @@ type PlanUndo struct {
 	Since string `json:"since,omitempty"`
 }
 
-// PlanObject names an object as 'versions' does.
+// PlanObject names an object as for 'versions', such as 'deployments.apps/web'.
 type PlanObject struct {
 	Object string `json:"object"`
 }
@@ -291,9 +297,9 @@ type PlanObject struct {
 type PlanRestore struct {
 	// To is a moment.
 	To string `json:"to"`
-	// Selector of the labels that an object has, or had.
+	// Selector of objects by their labels, of now or of the moment.
 	Selector string `json:"selector,omitempty"`
-	// Prune also deletes what came later.
+	// Prune says that objects which came later are deleted.
 	Prune bool `json:"prune,omitempty"`
 }
 
@@ -303,36 +309,36 @@ type PlanStatus struct {
 	Revision string `json:"revision,omitempty"`
 	// Changes in the order in which they are written, and objects that are left alone.
 	Changes []PlanChange `json:"changes,omitempty"`
-	// Failures are kinds that could not be compared, and why.
+	// Failures are the kinds that could not be compared, with the reasons.
 	Failures []string `json:"failures,omitempty"`
 	// Same is how many objects are as they were.
 	Same int32 `json:"same,omitempty"`
-	// Later is how many came later and stay.
+	// Later is how many objects came later and stay.
 	Later int32 `json:"later,omitempty"`
-	// More says that the time of a request has not sufficed: the same request goes on.
+	// More says that the time of one request was too short. Send the same request again to go on.
 	More bool `json:"more,omitempty"`
 }
 
-// PlanChange is what becomes of one object.
+// PlanChange is the change of one object.
 type PlanChange struct {
 	Object Reference `json:"object"`
-	// Verb is 'create', 'update' or 'delete', or empty if nothing is to do.
+	// Verb is 'create', 'update' or 'delete', or empty if there is nothing to do.
 	Verb string `json:"verb,omitempty"`
 	// Fields that an undo takes back.
 	Fields []string `json:"fields,omitempty"`
-	// Revisions of the changes.
+	// Revisions of the changes that are taken back.
 	Revisions []string `json:"revisions,omitempty"`
 	// Left says why the object is left alone.
 	Left string `json:"left,omitempty"`
-	// Failed says that it could not be written.
+	// Failed says that the object could not be written.
 	Failed bool `json:"failed,omitempty"`
-	// Seen identifies what the object is before a restore, which writes it only if it is still that.
+	// Seen identifies the object's state before a restore, which writes the object only if that state has not changed.
 	Seen string `json:"seen,omitempty"`
 	// Author of the deletion that an undelete takes back.
 	Author string `json:"author,omitempty"`
 	// Time of that deletion.
 	Time *metav1.Time `json:"time,omitempty"`
-	// Notes say what an object could not have again, and what else was done for it.
+	// Notes say which properties the object could not get back, and what else was done for it.
 	Notes []string `json:"notes,omitempty"`
 	// ResourceVersion that was written.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
