@@ -8,12 +8,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	genericapiserver "k8s.io/apiserver/pkg/server"
-	genericfilters "k8s.io/apiserver/pkg/server/filters"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -38,7 +36,7 @@ func (s *Server) unknown() http.Handler {
 
 // notServed is upstream's answer to a path that no handler serves.
 func notServed(r *http.Request) error {
-	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
+	if requests.DescribesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
 		return methodNotAllowed(r)
 	}
 	return nowhere(r)
@@ -69,42 +67,6 @@ func unfit(message string) error {
 	err := apierrors.NewBadRequest(message)
 	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
 	return err
-}
-
-// describesProcess is true for paths that must be answered even if the log cannot be read. These answers show nothing
-// that is in the log.
-func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
-
-// isWatch is true for a watch.
-var isWatch = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
-
-// isLongRunning is true for a watch, and for the subresources that stream, such as exec and log, also if a remote API
-// server serves them.
-func isLongRunning(r *http.Request, info *apirequest.RequestInfo) bool {
-	return isWatch(r, info) || info != nil && info.IsResourceRequest && nodeSubresources[info.Subresource]
-}
-
-// requestInfos parse the path and the query of a request as kube-apiserver does.
-var requestInfos = genericapiserver.NewRequestInfoResolver(&genericapiserver.Config{
-	LegacyAPIGroupPrefixes: sets.NewString(genericapiserver.DefaultLegacyAPIPrefix),
-})
-
-// watcherServes is true for requests that 'api' redirects to a watcher. The verb decides: '/api/v1/watch/…' is a watch
-// too.
-func watcherServes(info *apirequest.RequestInfo) bool { return info.Verb == "watch" }
-
-// Destination tells a proxy in front of other processes two things about a request. watcher: 'api' would redirect it to
-// a watcher. lasts: it lasts for as long as its client likes. Both are false if the URL cannot be parsed, so that 'api'
-// gets the request and refuses it.
-func Destination(r *http.Request) (watcher, lasts bool) {
-	if len(r.URL.RawQuery) > maxQuery {
-		return false, false
-	}
-	info, err := requestInfos.NewRequestInfo(r)
-	if err != nil {
-		return false, false
-	}
-	return watcherServes(info), isLongRunning(r, info)
 }
 
 // minRequestTimeout is the shortest lifetime of a watch that sets no timeout.

@@ -27,6 +27,7 @@ import (
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/calls"
 )
 
@@ -134,7 +135,7 @@ func (s *Server) withAudit(h http.Handler) http.Handler {
 			to.recorded = true
 			h.ServeHTTP(w, r)
 		})
-		genericapifilters.WithAudit(recorded, c.AuditBackend, c.AuditPolicyRuleEvaluator, isLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
+		genericapifilters.WithAudit(recorded, c.AuditBackend, c.AuditPolicyRuleEvaluator, requests.IsLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
 		if !to.recorded {
 			s.fail(w, r, apierrors.NewInternalError(errors.New("the request could not be recorded, so it was not served (--audit-log-mode, --audit-webhook-mode)")))
 		}

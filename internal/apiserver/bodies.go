@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
 const (
@@ -158,21 +159,10 @@ func (s *Server) withBody(h http.Handler) http.Handler {
 		}
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 		r = r.WithContext(r.Context())
-		r.Body, r.ContentLength = newReceived(read), int64(len(read))
+		r.Body, r.ContentLength = requests.NewBody(read), int64(len(read))
 		h.ServeHTTP(w, r)
 	})
 }
-
-// received is a body that has arrived in full.
-type received struct {
-	*bytes.Reader
-	all []byte
-}
-
-func newReceived(all []byte) *received { return &received{bytes.NewReader(all), all} }
-
-// Close implements io.Closer.
-func (*received) Close() error { return nil }
 
 // refusedTime is how long the rest of an unread body may take to arrive.
 const refusedTime = 5 * time.Second

@@ -31,6 +31,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/nodes"
 	"github.com/logplane/logplane/internal/apiserver/quotas"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -151,7 +152,7 @@ func (s *Server) configure() error {
 	if c.AdmissionControl, err = newAdmission(s); err != nil {
 		return fmt.Errorf("make admission: %w", err)
 	}
-	c.RequestInfoResolver = requestInfos
+	c.RequestInfoResolver = requests.Infos
 	return nil
 }
 

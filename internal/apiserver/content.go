@@ -9,19 +9,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/apiserver/shape"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// maxQuery bounds a request's query. Long queries are selectors, and each term of a selector is compared with every
-// object of a list or a watch. Proxies allow less.
-const maxQuery = 32 << 10
-
 // withShortQuery refuses long queries.
 func (s *Server) withShortQuery(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if len(r.URL.RawQuery) > maxQuery {
-			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), maxQuery))
+		if len(r.URL.RawQuery) > requests.MaxQuery {
+			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), requests.MaxQuery))
 			err.ErrStatus.Code = http.StatusRequestURITooLong
 			s.fail(w, r, err)
 			return
@@ -34,18 +31,18 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 // has arrived by then (withBody). The measured costs of a patch stay with the request (patches.go).
 func (s *Server) withContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, ok := r.Body.(*received)
+		body, ok := r.Body.(*requests.Body)
 		if !ok {
 			h.ServeHTTP(w, r)
 			return
 		}
-		if len(body.all) > heavyBody { // measuring a large body takes long, too
+		if len(body.All) > heavyBody { // measuring a large body takes long, too
 			if err := kubestore.TakeTurn(r.Context()); err != nil {
 				s.fail(w, r, err)
 				return
 			}
 		}
-		checked, err := s.checkBody(r, body.all)
+		checked, err := s.checkBody(r, body.All)
 		if err != nil {
 			s.fail(w, r, err)
 			return

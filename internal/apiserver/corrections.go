@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -98,15 +99,15 @@ func late(ctx context.Context, status *metav1.Status) error {
 
 // isNamed reports whether the object that was sent has a name. If so, no name is generated, even with a generateName.
 func isNamed(r *http.Request) bool {
-	body, ok := r.Body.(*received)
+	body, ok := r.Body.(*requests.Body)
 	if !ok {
 		return false
 	}
 	var sent metav1.PartialObjectMetadata
-	if yaml.Unmarshal(body.all, &sent) == nil { // JSON is YAML, too
+	if yaml.Unmarshal(body.All, &sent) == nil { // JSON is YAML, too
 		return sent.Name != ""
 	}
-	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.all)
+	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.All)
 	if err != nil {
 		return false
 	}

@@ -16,6 +16,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/serving"
 )
 
@@ -47,7 +48,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		ctx := r.Context()
 		info, _ := apirequest.RequestInfoFrom(ctx)
 		last, bounded := ctx.Deadline()
-		if !bounded || isLongRunning(r, info) {
+		if !bounded || requests.IsLongRunning(r, info) {
 			h.ServeHTTP(w, r)
 			return
 		}
@@ -74,7 +75,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 				return
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
-			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", method, "uri", url.RequestURI())
+			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requests.ID(asked), "method", method, "uri", url.RequestURI())
 			err := late(ctx, &passed.ErrStatus)
 			if err == nil {
 				err = passed

@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -24,13 +23,13 @@ var metricsHandler = legacyregistry.Handler()
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
-	case info.IsResourceRequest && needsNode(info) && kubestore.PastFrom(r.Context()) != nil:
+	case info.IsResourceRequest && requests.NeedsNode(info) && kubestore.PastFrom(r.Context()) != nil:
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" has no past: what nodes say is not kept"))
-	case info.IsResourceRequest && needsNode(info) && !s.config.Kubelets.Configured():
+	case info.IsResourceRequest && requests.NeedsNode(info) && !s.config.Kubelets.Configured():
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
-	case info.IsResourceRequest && needsNode(info) && !hasPort(info):
+	case info.IsResourceRequest && requests.NeedsNode(info) && !requests.HasPort(info):
 		s.fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("%.100q has no port that can be called: after the name comes a number up to 65535", info.Name)))
-	case info.IsResourceRequest && needsNode(info):
+	case info.IsResourceRequest && requests.NeedsNode(info):
 		relay(w, r, s.resource(info))
 	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
 		s.fail(w, r, notSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
@@ -60,25 +59,4 @@ func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 		return g
 	}
 	return s.crds
-}
-
-// hasPort reports whether a name that a client calls has a port from which upstream's handler can make an address. For
-// other ports, upstream panics.
-func hasPort(info *apirequest.RequestInfo) bool {
-	_, _, port, ok := utilnet.SplitSchemeNamePort(info.Name)
-	if !ok || port == "" || info.Subresource != "proxy" || info.Resource != "pods" && info.Resource != "nodes" {
-		return true // upstream serves it, or reports what is wrong
-	}
-	_, err := strconv.ParseUint(port, 10, 16)
-	return err == nil
-}
-
-// nodeSubresources are the subresources that a kubelet or a program in a Pod serves.
-var nodeSubresources = map[string]bool{"exec": true, "attach": true, "portforward": true, "log": true, "proxy": true}
-
-func needsNode(info *apirequest.RequestInfo) bool {
-	if info.APIGroup != "" || !nodeSubresources[info.Subresource] {
-		return false
-	}
-	return info.Resource == "pods" || info.Resource == "services" || info.Resource == "nodes"
 }

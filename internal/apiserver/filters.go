@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/server/routine"
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -46,7 +47,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withBody(h)
 	h = s.withWatcher(h)
 	if s.recorded() {
-		h = routine.WithRoutine(h, isLongRunning) // a watch's last audit record is written when the watch ends
+		h = routine.WithRoutine(h, requests.IsLongRunning) // a watch's last audit record is written when the watch ends
 		h = s.withAudit(h)
 	}
 	if s.config.TracingConfigFile != "" { // an administrator's trace continues here, anybody else's is only linked
@@ -55,10 +56,10 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)
 	h = withRequestView(h)
-	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
+	h = genericapifilters.WithRequestDeadline(h, nil, nil, requests.IsLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
 	if !s.recorded() {
-		h = routine.WithRoutine(h, isLongRunning) // frees the stack that prepared a watch
+		h = routine.WithRoutine(h, requests.IsLongRunning) // frees the stack that prepared a watch
 	}
 	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
@@ -77,7 +78,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withRecovery(h)
 	h = s.withLog(h)
 	h = genericapifilters.WithAuditInit(h)
-	h = withRequestID(h)
+	h = requests.WithID(h)
 	h = s.withBodyDeadline(h)
 	return h
 }
@@ -135,7 +136,7 @@ func withRequestView(h http.Handler) http.Handler {
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		if _, err := s.config.Cell.Consistent(r.Context()); err != nil && !describesProcess(info.Path) {
+		if _, err := s.config.Cell.Consistent(r.Context()); err != nil && !requests.DescribesProcess(info.Path) {
 			s.fail(w, r, err)
 			return
 		}
@@ -151,7 +152,7 @@ func (s *Server) withWatcher(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		_, past := momentOf(r.Context()) // the past needs no feed
-		if !watcherServes(info) || past || s.config.Cell.Feed != nil {
+		if !requests.WatcherServes(info) || past || s.config.Cell.Feed != nil {
 			h.ServeHTTP(w, r)
 			return
 		}

@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -512,7 +513,7 @@ func TestListsThatAreNoPieces(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
 	r := httptest.NewRequest(http.MethodGet, configMaps, nil)
 	r.Header.Set("Accept", "application/vnd.kubernetes.protobuf,application/json")
-	info, err := requestInfos.NewRequestInfo(r)
+	info, err := requests.Infos.NewRequestInfo(r)
 	require.NoError(t, err)
 	r = r.WithContext(kubestore.WithView(apirequest.WithRequestInfo(r.Context(), info), nil))
 	kind := lists.Kind{Resource: schema.GroupResource{Resource: "configmaps"}, Version: schema.GroupVersion{Version: "v1"}, Serializer: onlyJSON{codecs()}}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/plans"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -19,11 +20,11 @@ import (
 // If a request writes through the loopback, the calling request's author stays, if it has one.
 func withOrigin(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if onlyReads(r) {
+		if requests.OnlyReads(r) {
 			h.ServeHTTP(w, r)
 			return
 		}
-		ctx, id := r.Context(), requestID(r)
+		ctx, id := r.Context(), requests.ID(r)
 		if r.Header.Get(auditinternal.HeaderAuditID) != "" {
 			id += "/" + uuid.NewString()
 		}
@@ -43,7 +44,7 @@ func withOrigin(h http.Handler) http.Handler {
 // withActingAs adds the impersonated user to the author, after impersonation was allowed.
 func withActingAs(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if onlyReads(r) {
+		if requests.OnlyReads(r) {
 			h.ServeHTTP(w, r)
 			return
 		}

@@ -6,17 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"regexp"
 	"runtime/debug"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	auditinternal "k8s.io/apiserver/pkg/apis/audit"
-	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -69,7 +67,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				s.logPanic(r, reason)
 				recordPanic(r.Context(), reason)
 			} else { // a client can cause any number of these
-				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requestID(r), "panic", fmt.Sprint(reason))
+				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requests.ID(r), "panic", fmt.Sprint(reason))
 			}
 			s.fail(w, r, err)
 		}()
@@ -96,7 +94,7 @@ func (s *Server) logPanic(r *http.Request, reason any) {
 	if reason == http.ErrAbortHandler {
 		return
 	}
-	s.config.Logger.ErrorContext(r.Context(), "a request panicked", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(),
+	s.config.Logger.ErrorContext(r.Context(), "a request panicked", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(),
 		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
 }
 
@@ -114,25 +112,9 @@ func (s *Server) withLog(h http.Handler) http.Handler {
 			if !s.config.Logger.Enabled(ctx, level) { // before the line is put together
 				return
 			}
-			s.config.Logger.Log(ctx, level, "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
+			s.config.Logger.Log(ctx, level, "request", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
 				"bytes", sent.bytes, "milliseconds", time.Since(start).Milliseconds(), "agent", r.UserAgent())
 		}()
 		h.ServeHTTP(wrapped, r)
-	})
-}
-
-func requestID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Context()) }
-
-var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
-
-// withRequestID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's
-// filter then makes a new one.
-func withRequestID(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id := r.Header.Get(auditinternal.HeaderAuditID)
-		if id != "" && !requestIDs.MatchString(id) {
-			r.Header.Del(auditinternal.HeaderAuditID)
-		}
-		h.ServeHTTP(w, r)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -26,7 +27,7 @@ func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.Body = newReceived(body)
+		r.Body = requests.NewBody(body)
 	}
 	id, _ := audit.AuditIDFrom(r.Context())
 	return loopback{s, user}.RoundTrip(r.WithContext(context.WithValue(r.Context(), partOfKey{}, string(id))))

@@ -11,6 +11,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -138,7 +139,7 @@ type openWatchKey struct{}
 // the filters that prepare the watch, and lasts longer than they do.
 func (w *watches) withOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
-		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {
+		if info, _ := apirequest.RequestInfoFrom(r.Context()); !requests.IsLongRunning(r, info) {
 			h.ServeHTTP(response, r)
 			return
 		}

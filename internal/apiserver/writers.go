@@ -4,6 +4,8 @@ import (
 	"net/http"
 
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+
+	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
 // withWriters counts a request while it may write. That begins before the request reads anything, but after its body
@@ -14,7 +16,7 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if onlyReads(r) {
+		if requests.OnlyReads(r) {
 			h.ServeHTTP(w, r)
 			return
 		}
@@ -22,10 +24,6 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 		defer end()
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&answering{w, end}), r.WithContext(ctx))
 	})
-}
-
-func onlyReads(r *http.Request) bool {
-	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 }
 
 // answering calls begun when the answer begins, and again before each part of it.

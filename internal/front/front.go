@@ -33,6 +33,7 @@ import (
 	"k8s.io/apiserver/pkg/server/mux"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/serving"
 )
 
@@ -89,7 +90,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		apiserver.Fail(w, r, err)
 		return
 	}
-	watch, lasts := apiserver.Destination(r)
+	watch, lasts := requests.Destination(r)
 	to := f.apis
 	if watch {
 		to = f.watchers
