@@ -26,6 +26,7 @@ import (
 	"k8s.io/kubernetes/pkg/capabilities"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description"
@@ -52,7 +53,7 @@ func New(c Config) (*Server, error) {
 	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
 		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.processPaths(), s.tokens.Paths()...),
-		NotServed: s.unknown(), Fail: s.fail, Logger: s.config.Logger,
+		NotServed: answers.Unknown, Fail: answers.Fail, Logger: s.config.Logger,
 	}
 	if s.discovery, err = description.NewDiscovery(d); err != nil {
 		return nil, err
@@ -98,12 +99,12 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 		Admission:           s.generic.AdmissionControl,
 		Authorizer:          s.generic.Authorization.Authorizer,
 		Calls:               s.servers.Calls,
-		Corrected:           s.corrected,
+		Corrected:           answers.Corrected,
 		RequestTimeout:      s.generic.RequestTimeout,
 		MinRequestTimeout:   s.minRequestTimeout(),
 		MaxRequestBodyBytes: s.generic.MaxRequestBodyBytes,
-		NotServed:           s.unknown(),
-		Fail:                s.fail,
+		NotServed:           answers.Unknown,
+		Fail:                answers.Fail,
 		Logger:              s.config.Logger,
 	})
 }

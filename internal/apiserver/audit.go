@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
@@ -27,6 +25,7 @@ import (
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/calls"
 )
@@ -137,7 +136,7 @@ func (s *Server) withAudit(h http.Handler) http.Handler {
 		})
 		genericapifilters.WithAudit(recorded, c.AuditBackend, c.AuditPolicyRuleEvaluator, requests.IsLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
 		if !to.recorded {
-			s.fail(w, r, apierrors.NewInternalError(errors.New("the request could not be recorded, so it was not served (--audit-log-mode, --audit-webhook-mode)")))
+			answers.Fail(w, r, apierrors.NewInternalError(errors.New("the request could not be recorded, so it was not served (--audit-log-mode, --audit-webhook-mode)")))
 		}
 	})
 }
@@ -242,18 +241,4 @@ func (f *auditFile) follow() error {
 	}
 	f.file = file
 	return nil
-}
-
-// recordPanic records that a request panicked. Upstream's filter would do so, but withRecovery catches the panic and
-// answers before it reaches upstream's filter. So this record comes before the record of the answer.
-func recordPanic(ctx context.Context, reason any) {
-	event := audit.AuditContextFrom(ctx)
-	if !event.Enabled() {
-		return
-	}
-	event.SetEventResponseStatus(&metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
-		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // as upstream's filter says it
-	})
-	event.ProcessEventStage(ctx, auditinternal.StagePanic)
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
@@ -154,7 +155,7 @@ func (s *Server) withBody(h http.Handler) http.Handler {
 		defer b.end()
 		read, err := b.read(r.Body, r.ContentLength, s.generic.MaxRequestBodyBytes)
 		if err != nil {
-			unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, err) })).ServeHTTP(w, r)
+			unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answers.Fail(w, r, err) })).ServeHTTP(w, r)
 			return
 		}
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})

@@ -12,20 +12,18 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane"
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
@@ -51,14 +49,9 @@ var enableFeatures = sync.OnceFunc(func() {
 	}
 })
 
-// codecs encode the answers of upstream's filters, in every representation.
-var codecs = sync.OnceValue(func() serializer.CodecFactory {
-	return serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
-})
-
 // configure makes the parts that all groups share.
 func (s *Server) configure() error {
-	c := genericapiserver.NewConfig(codecs())
+	c := genericapiserver.NewConfig(answers.Codecs())
 	c.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
 	c.FeatureGate = utilfeature.DefaultFeatureGate
 	c.ExternalAddress = s.config.ExternalAddress
@@ -160,7 +153,7 @@ func (s *Server) configure() error {
 func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 	return aggregation.New(aggregation.Config{
 		Listers: s.listers, Services: s.servers, Dialer: s.dialer, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
-		Timeout: s.generic.RequestTimeout, Fail: s.fail, Logger: s.config.Logger,
+		Timeout: s.generic.RequestTimeout, Fail: answers.Fail, Logger: s.config.Logger,
 	})
 }
 
@@ -198,4 +191,9 @@ func (s *Server) limitRequests(c *genericapiserver.Config) {
 	s.heavy = newPlaces("heavy", processors, processors/min(2, part), patience)
 	s.starts = newPlaces("watch", starts, max(1, starts/min(4, part)), patience)
 	s.starts.queue = waitingStarts
+}
+
+// minRequestTimeout is the shortest lifetime of a watch that sets no timeout.
+func (s *Server) minRequestTimeout() time.Duration {
+	return time.Duration(s.generic.MinRequestTimeout) * time.Second
 }

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/apiserver/shape"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -20,7 +21,7 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 		if len(r.URL.RawQuery) > requests.MaxQuery {
 			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), requests.MaxQuery))
 			err.ErrStatus.Code = http.StatusRequestURITooLong
-			s.fail(w, r, err)
+			answers.Fail(w, r, err)
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -38,19 +39,19 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 		}
 		if len(body.All) > heavyBody { // measuring a large body takes long, too
 			if err := kubestore.TakeTurn(r.Context()); err != nil {
-				s.fail(w, r, err)
+				answers.Fail(w, r, err)
 				return
 			}
 		}
 		checked, err := s.checkBody(r, body.All)
 		if err != nil {
-			s.fail(w, r, err)
+			answers.Fail(w, r, err)
 			return
 		}
 		p, _ := checked.Context().Value(patchKey{}).(*patch)
 		if p != nil && p.copies > 0 {
 			if err := kubestore.TakeTurn(r.Context()); err != nil {
-				s.fail(w, r, err)
+				answers.Fail(w, r, err)
 				return
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -54,7 +55,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		}
 		passed := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.fail(w, r, passed)
+			answers.Fail(w, r, passed)
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
@@ -66,8 +67,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			defer func() {
 				if reason := recover(); reason != nil { // nobody else recovers here, and the process would end
 					t.broken = true
-					s.logPanic(asked, reason)
-					recordPanic(ctx, reason)
+					answers.Panicked(s.config.Logger, asked, reason)
 				}
 			}()
 			if !t.pass() {
@@ -76,11 +76,11 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
 			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requests.ID(asked), "method", method, "uri", url.RequestURI())
-			err := late(ctx, &passed.ErrStatus)
+			err := answers.Late(ctx, &passed.ErrStatus)
 			if err == nil {
 				err = passed
 			}
-			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, err) })
+			t.answer(asked, func(w http.ResponseWriter) { answers.Fail(w, asked, err) })
 		})
 		defer t.end(timer)
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))
@@ -134,14 +134,14 @@ func (t *timed) cut() {
 
 // answer sends a whole answer while the handler still runs. After that, the connection cannot be used again.
 func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
-	whole := &bufferedResponse{header: t.ResponseWriter.Header()}
+	whole := answers.NewBuffer(t.ResponseWriter.Header())
 	fail(whole)
-	whole.header.Set("Content-Length", strconv.Itoa(whole.body.Len()))
+	whole.Header().Set("Content-Length", strconv.Itoa(whole.Body.Len()))
 	if r.ProtoMajor == 1 {
-		whole.header.Set("Connection", "close")
+		whole.Header().Set("Connection", "close")
 	}
-	t.ResponseWriter.WriteHeader(whole.code)
-	_, _ = t.ResponseWriter.Write(whole.body.Bytes())
+	t.ResponseWriter.WriteHeader(whole.Code)
+	_, _ = t.ResponseWriter.Write(whole.Body.Bytes())
 	control := http.NewResponseController(t.ResponseWriter)
 	_ = control.Flush()
 	if r.ProtoMajor > 1 { // only the end of the handler ends a stream cleanly

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -24,15 +25,15 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
 	case info.IsResourceRequest && requests.NeedsNode(info) && kubestore.PastFrom(r.Context()) != nil:
-		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" has no past: what nodes say is not kept"))
+		answers.Fail(w, r, answers.NotSupported(info, info.Resource+"/"+info.Subresource+" has no past: what nodes say is not kept"))
 	case info.IsResourceRequest && requests.NeedsNode(info) && !s.config.Kubelets.Configured():
-		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
+		answers.Fail(w, r, answers.NotSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
 	case info.IsResourceRequest && requests.NeedsNode(info) && !requests.HasPort(info):
-		s.fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("%.100q has no port that can be called: after the name comes a number up to 65535", info.Name)))
+		answers.Fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("%.100q has no port that can be called: after the name comes a number up to 65535", info.Name)))
 	case info.IsResourceRequest && requests.NeedsNode(info):
 		relay(w, r, s.resource(info))
 	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
-		s.fail(w, r, notSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
+		answers.Fail(w, r, answers.NotSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
 	case info.IsResourceRequest:
 		s.serveResource(w, r, info)
 	case path == "" || path == "/index.html" || path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
@@ -41,7 +42,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		s.openapi.ServeHTTP(w, r)
 	case s.tokens.ServeDiscovery(w, r):
 	case slices.Contains(s.tokens.Paths(), path):
-		s.fail(w, r, methodNotAllowed(r))
+		answers.Fail(w, r, answers.MethodNotAllowed(r))
 	case path == "/version" && r.Method == http.MethodGet:
 		serveVersion(w, r)
 	case path == flagz.DefaultFlagzPath || path == statusz.DefaultStatuszPath:
@@ -49,7 +50,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	case path == "/metrics" && r.Method == http.MethodGet:
 		metricsHandler.ServeHTTP(w, r)
 	default:
-		s.fail(w, r, notServed(r))
+		answers.Fail(w, r, answers.NotServed(r))
 	}
 }
 

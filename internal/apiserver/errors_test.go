@@ -1,54 +1,16 @@
 package apiserver
 
 import (
-	"encoding/json"
-	"errors"
-	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
-
-// Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After. Every other 409 stays.
-func TestGeneratedNameConflict(t *testing.T) {
-	s := newServer(t)
-	resource := schema.GroupResource{Resource: "configmaps"}
-	for _, c := range []struct {
-		err    error
-		code   int
-		reason string
-		retry  string
-	}{
-		{apierrors.NewGenerateNameConflict(resource, "x-abcde", 1), 504, "ServerTimeout", "1"},
-		{apierrors.NewAlreadyExists(resource, "x"), 409, "AlreadyExists", ""},
-		{apierrors.NewConflict(resource, "x", errors.New("changed")), 409, "Conflict", ""},
-	} {
-		h := s.withCorrections(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			responsewriters.ErrorNegotiated(c.err, codecs(), schema.GroupVersion{Version: "v1"}, w, r)
-		}))
-		r := httptest.NewRequest("POST", configMaps, strings.NewReader("{}"))
-		r = r.WithContext(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Resource: "configmaps", APIVersion: "v1", Verb: "create"}))
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		require.Equal(t, c.code, w.Code)
-		require.Equal(t, c.retry, w.Header().Get("Retry-After"))
-		var status map[string]any
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &status), w.Body.String())
-		require.Equal(t, c.reason, status["reason"])
-	}
-}
 
 func TestGenerateName(t *testing.T) {
 	s := newServer(t)
@@ -59,23 +21,6 @@ func TestGenerateName(t *testing.T) {
 		require.False(t, seen[name])
 		seen[name] = true
 	}
-}
-
-// A panic is answered with a Status if nothing was sent yet, and by cutting the connection otherwise.
-func TestPanics(t *testing.T) {
-	s := newServer(t)
-	recovered := s.withRecovery(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") }))
-	w := httptest.NewRecorder()
-	recovered.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-	require.Equal(t, 500, w.Code)
-	require.Contains(t, w.Body.String(), `"reason":"InternalError"`)
-	require.NotContains(t, w.Body.String(), "boom")
-
-	cut := s.withRecovery(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(200)
-		panic("boom")
-	}))
-	require.PanicsWithValue(t, http.ErrAbortHandler, func() { cut.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
 }
 
 // A request whose deadline has passed is answered and writes nothing.

@@ -10,12 +10,12 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/routine"
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -40,9 +40,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withView(h)
 	h = s.withWriters(h)
 	h = s.withPlaces(h) // before impersonation: the place is the real user's
-	h = s.withCorrections(h)
-	h = withWarnings(h)
-	h = s.withRecovery(h) // answers before the audit filter sees the panic
+	h = answers.WithCorrections(h)
+	h = answers.WithWarnings(h)
+	h = answers.WithRecovery(h, s.config.Logger) // answers before the audit filter sees the panic
 	h = s.withTimeout(h)
 	h = s.withBody(h)
 	h = s.withWatcher(h)
@@ -75,8 +75,8 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = genericfilters.WithHSTS(h, s.config.HSTSDirectives)
 	h = withOptions(h)
 	h = s.withLoopbackHost(h)
-	h = s.withRecovery(h)
-	h = s.withLog(h)
+	h = answers.WithRecovery(h, s.config.Logger)
+	h = answers.WithLog(h, s.config.Logger)
 	h = genericapifilters.WithAuditInit(h)
 	h = requests.WithID(h)
 	h = s.withBodyDeadline(h)
@@ -116,7 +116,7 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, err := s.generic.RequestInfoResolver.NewRequestInfo(r)
 		if err != nil {
-			s.fail(w, r, apierrors.NewBadRequest(err.Error()))
+			answers.Fail(w, r, apierrors.NewBadRequest(err.Error()))
 			return
 		}
 		h.ServeHTTP(w, r.WithContext(apirequest.WithRequestInfo(r.Context(), info)))
@@ -137,7 +137,7 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if _, err := s.config.Cell.Consistent(r.Context()); err != nil && !requests.DescribesProcess(info.Path) {
-			s.fail(w, r, err)
+			answers.Fail(w, r, err)
 			return
 		}
 		if info.Verb == "watch" {
@@ -157,7 +157,7 @@ func (s *Server) withWatcher(h http.Handler) http.Handler {
 			return
 		}
 		if s.config.WatcherURL == "" {
-			s.fail(w, r, notSupported(info, "watch is not served here: this process has no watcher"))
+			answers.Fail(w, r, answers.NotSupported(info, "watch is not served here: this process has no watcher"))
 			return
 		}
 		w.Header().Set("Location", strings.TrimSuffix(s.config.WatcherURL, "/")+r.URL.RequestURI())
@@ -215,7 +215,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			info, _ := apirequest.RequestInfoFrom(ctx)
 			metrics.RecordDroppedRequest(r, info, metrics.APIServerComponent, mutating)
 			metrics.RecordRequestTermination(r, info, metrics.APIServerComponent, http.StatusTooManyRequests)
-			s.fail(w, r, err)
+			answers.Fail(w, r, err)
 			return
 		}
 		if isWatch { // a watch goes on after this function has returned, and gives its place back itself
@@ -223,7 +223,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		} else {
 			working := &work{place: p, heavy: s.heavy, longest: turnTime}
 			if mutating { // the turn ends when the answer begins: the client may be slow
-				w = responsewriter.WrapForHTTP1Or2(&answering{w, func() { working.endTurn() }})
+				w = answers.OnBegin(w, func() { working.endTurn() })
 				working.longest, working.slice = writeTime, turnTime
 			}
 			defer working.end()

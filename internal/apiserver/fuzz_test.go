@@ -94,9 +94,8 @@ func mutate(r *rand.Rand, text string) string {
 }
 
 func newBootstrapped(t testing.TB) *Server {
-	s := newServer(t)
+	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.DiscardHandler) })
 	require.NoError(t, s.Bootstrap(t.Context()))
-	s.config.Logger = slog.New(slog.DiscardHandler)
 	return s
 }
 

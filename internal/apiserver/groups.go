@@ -39,6 +39,7 @@ import (
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/plans"
@@ -138,7 +139,7 @@ func newGroups(s *Server) map[string]*group {
 			build: func() (*builtGroup, error) { return s.install(b.name, b.build) },
 			fail: func(w http.ResponseWriter, r *http.Request, err error) {
 				s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", b.name, "error", err)
-				s.fail(w, r, err)
+				answers.Fail(w, r, err)
 			},
 		}
 	}
@@ -251,7 +252,7 @@ func newContainer() *restful.Container {
 	c.DoNotRecover(true) // the filters do
 	c.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
 		err := apierrors.NewGenericServerResponse(e.Code, r.Request.Method, schema.GroupResource{}, "", e.Message, 0, false)
-		responsewriters.ErrorNegotiated(err, codecs(), schema.GroupVersion{}, w, r.Request)
+		responsewriters.ErrorNegotiated(err, answers.Codecs(), schema.GroupVersion{}, w, r.Request)
 	})
 	return c
 }

@@ -9,6 +9,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/apiserver/answers"
 )
 
 // withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
@@ -20,7 +22,7 @@ func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := checkLoopbackHost(r); err != nil && !isLoopback(r.Context()) {
-			s.fail(w, r, apierrors.NewForbidden(schema.GroupResource{}, "", err))
+			answers.Fail(w, r, apierrors.NewForbidden(schema.GroupResource{}, "", err))
 			return
 		}
 		h.ServeHTTP(w, r)

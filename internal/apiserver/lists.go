@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	namespacestore "k8s.io/kubernetes/pkg/registry/core/namespace/storage"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
@@ -47,7 +48,7 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 		kind.Serializer, kind.Tables = customresources.ListSerializer(), customresources.TableConvertor
 		kind.Verbatim = customresources.Verbatim
 	}
-	lists.Serve(w, r, kind, h, s.fail)
+	lists.Serve(w, r, kind, h, answers.Fail)
 }
 
 // decoratesAlone are the kinds whose stores, when they read an object, add something that depends on that object alone.

@@ -34,6 +34,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
 	"github.com/logplane/logplane/internal/apiserver/requests"
@@ -516,9 +517,9 @@ func TestListsThatAreNoPieces(t *testing.T) {
 	info, err := requests.Infos.NewRequestInfo(r)
 	require.NoError(t, err)
 	r = r.WithContext(kubestore.WithView(apirequest.WithRequestInfo(r.Context(), info), nil))
-	kind := lists.Kind{Resource: schema.GroupResource{Resource: "configmaps"}, Version: schema.GroupVersion{Version: "v1"}, Serializer: onlyJSON{codecs()}}
+	kind := lists.Kind{Resource: schema.GroupResource{Resource: "configmaps"}, Version: schema.GroupVersion{Version: "v1"}, Serializer: onlyJSON{answers.Codecs()}}
 	out := httptest.NewRecorder()
-	lists.Serve(out, r, kind, s.resource(info), s.fail)
+	lists.Serve(out, r, kind, s.resource(info), answers.Fail)
 	require.Equal(t, http.StatusOK, out.Code)
 	require.Equal(t, request{method: "GET", path: configMaps, accept: r.Header.Get("Accept")}.do(t, s).body, out.Body.String())
 }

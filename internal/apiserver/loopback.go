@@ -1,10 +1,8 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -76,9 +75,9 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	if in.Body == nil {
 		in.Body = http.NoBody
 	}
-	out := &bufferedResponse{header: http.Header{}}
+	out := answers.NewBuffer(http.Header{})
 	l.server.ServeHTTP(out, in)
-	return out.response(r), nil
+	return out.Response(r), nil
 }
 
 // unaudited hides the audit event of the caller. A request through the loopback has its own Audit-Id and event.
@@ -102,33 +101,3 @@ var loopbackUser = authenticator.RequestFunc(func(r *http.Request) (*authenticat
 })
 
 func isLoopback(ctx context.Context) bool { return ctx.Value(loopbackKey{}) != nil }
-
-// bufferedResponse is an http.ResponseWriter for one goroutine.
-type bufferedResponse struct {
-	header, sent http.Header
-	code         int
-	body         bytes.Buffer
-}
-
-func (b *bufferedResponse) Header() http.Header { return b.header }
-
-func (b *bufferedResponse) WriteHeader(code int) {
-	if b.code == 0 {
-		b.code, b.sent = code, b.header.Clone()
-	}
-}
-
-func (b *bufferedResponse) Write(p []byte) (int, error) {
-	b.WriteHeader(http.StatusOK)
-	return b.body.Write(p)
-}
-
-func (b *bufferedResponse) Flush() {}
-
-func (b *bufferedResponse) response(r *http.Request) *http.Response {
-	b.WriteHeader(http.StatusOK)
-	return &http.Response{
-		Status: http.StatusText(b.code), StatusCode: b.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: b.sent, Body: io.NopCloser(&b.body), ContentLength: int64(b.body.Len()), Request: r,
-	}
-}

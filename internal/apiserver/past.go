@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/moment"
@@ -111,7 +112,7 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 			return
 		}
 		if !info.IsResourceRequest && !hasPast(r.URL.Path) {
-			s.fail(w, r, nowhere(r))
+			answers.Fail(w, r, answers.Nowhere(r))
 			return
 		}
 		sayMeaning(r.Context(), m.text, m.Moment)
@@ -127,7 +128,7 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 		if !info.IsResourceRequest {
 			at, err := s.config.Cell.Projection.TimeOf(r.Context(), v.Revision())
 			if err != nil {
-				s.fail(w, r, s.config.Cell.FutureError(r.Context(), err, v.Revision()))
+				answers.Fail(w, r, s.config.Cell.FutureError(r.Context(), err, v.Revision()))
 				return
 			}
 			w.Header().Set(timeHeader, at.UTC().Format(time.RFC3339Nano))
@@ -142,7 +143,7 @@ func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apireq
 	if !info.IsResourceRequest {
 		warning.AddWarning(r.Context(), "", err.Error())
 	}
-	s.fail(w, r, err)
+	answers.Fail(w, r, err)
 }
 
 // sayMeaning warns a client that names a day, or a time without a zone, of how it was understood: in UTC.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
@@ -165,7 +166,7 @@ func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger
 				panic(reason)
 			}
 			logger.DebugContext(ctx, "a patch was refused by a panic", "error", mistake, "stack", string(debug.Stack()))
-			err = unfit("the patch does not fit the object: " + mistake.Error())
+			err = answers.Unfit("the patch does not fit the object: " + mistake.Error())
 		}()
 		if out, ttl, err = update(input, meta); err != nil {
 			return nil, nil, err

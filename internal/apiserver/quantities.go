@@ -24,6 +24,7 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"sigs.k8s.io/yaml"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
@@ -92,7 +93,7 @@ const maxKinds = 2
 // then checks that this is the path's kind.
 func (s *Server) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
 	if len(kinds) > maxKinds {
-		return nil, unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
+		return nil, answers.Unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
 	}
 	root := sets.New(s.typesOf(info)...)
 	root.Insert(typesNamed(kinds.UnsortedList()...)...)
@@ -153,7 +154,7 @@ func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte)
 			from, _ := o.From()
 			source := typesAt(root, strings.Split(from, "/")[1:])
 			if annotates || holdQuantities(at) && !reflect.DeepEqual(at, source) {
-				return unfit("'" + o.Kind() + "' to '" + path + "' is refused: there are quantities there, and something else at '" + from + "'")
+				return answers.Unfit("'" + o.Kind() + "' to '" + path + "' is refused: there are quantities there, and something else at '" + from + "'")
 			}
 		case value == nil || !shape.HasLongNumber(*value):
 		case annotates:
@@ -178,7 +179,7 @@ func kindsOf(operations jsonpatch.Patch) (sets.Set[string], error) {
 		case strings.EqualFold(path, "/kind"):
 			var kind string
 			if value == nil || json.Unmarshal(*value, &kind) != nil {
-				return nil, unfit("'" + o.Kind() + "' to '" + path + "' is refused: a patch does not change an object's kind")
+				return nil, answers.Unfit("'" + o.Kind() + "' to '" + path + "' is refused: a patch does not change an object's kind")
 			}
 			kinds.Insert(kind)
 		case path == "" && value != nil:

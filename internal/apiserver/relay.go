@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
@@ -18,7 +19,7 @@ import (
 // process reads neither the body nor the answer. The request holds no place while it lasts. It ends when this process
 // stops, or when the credential that opened it expires.
 func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
-	uncorrected(r.Context())
+	answers.Uncorrected(r.Context())
 	answersLate(r.Context())
 	flowcontrol.RequestDelegated(r.Context()) // gives back the place of its start
 	ctx, cancel := context.WithCancel(r.Context())

@@ -10,6 +10,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -27,11 +28,11 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 		service, err := s.aggregator.Remote(version)
 		switch {
 		case err != nil:
-			s.fail(w, r, err)
+			answers.Fail(w, r, err)
 		case service == nil:
 			h.ServeHTTP(w, r)
 		case kubestore.InTransaction(r.Context()):
-			s.fail(w, r, notSupported(info, version.String()+" is served by another server, which takes no part in transactions"))
+			answers.Fail(w, r, answers.NotSupported(info, version.String()+" is served by another server, which takes no part in transactions"))
 		default:
 			relay(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.aggregator.Forward(w, r, service) }))
 		}

@@ -11,6 +11,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
@@ -173,7 +174,7 @@ func (s *Server) withWatchLimits(h http.Handler) http.Handler {
 			}
 			if err := s.watches.admit(o); err != nil {
 				w.Header().Set("Connection", "close") // the next try may reach another process
-				s.fail(w, r, err)
+				answers.Fail(w, r, err)
 				return
 			}
 		}

@@ -3,8 +3,7 @@ package apiserver
 import (
 	"net/http"
 
-	"k8s.io/apiserver/pkg/endpoints/responsewriter"
-
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
@@ -22,24 +21,6 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 		}
 		ctx, end := s.config.Writers.Begin(r.Context())
 		defer end()
-		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&answering{w, end}), r.WithContext(ctx))
+		h.ServeHTTP(answers.OnBegin(w, end), r.WithContext(ctx))
 	})
-}
-
-// answering calls begun when the answer begins, and again before each part of it.
-type answering struct {
-	http.ResponseWriter
-	begun func()
-}
-
-func (a *answering) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-func (a *answering) WriteHeader(code int) {
-	a.begun()
-	a.ResponseWriter.WriteHeader(code)
-}
-
-func (a *answering) Write(p []byte) (int, error) {
-	a.begun()
-	return a.ResponseWriter.Write(p)
 }

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/statusz"
+
+	"github.com/logplane/logplane/internal/apiserver/answers"
 )
 
 // component is the name of this process on the pages, as on those of kube-apiserver.
@@ -17,7 +19,7 @@ const component = "apiserver"
 func newZPages(s *Server) func() http.Handler {
 	return sync.OnceValue(func() http.Handler {
 		pages := mux.NewPathRecorderMux("zpages")
-		pages.NotFoundHandler(s.unknown())
+		pages.NotFoundHandler(answers.Unknown)
 		if s.config.Flagz != nil {
 			flagz.Install(pages, component, s.config.Flagz)
 		}

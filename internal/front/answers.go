@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -38,7 +38,7 @@ func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() == context.Canceled { // the client has gone, or this process stops: nothing may look like an answer
 		panic(http.ErrAbortHandler)
 	}
-	apiserver.Fail(w, r, to.statusOf(r, err))
+	answers.Fail(w, r, to.statusOf(r, err))
 }
 
 // statusOf returns the answer for a request that failed. If a server may have done it, there is no Retry-After: clients

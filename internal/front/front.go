@@ -32,7 +32,7 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
 
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -87,7 +87,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := check(r); err != nil {
-		apiserver.Fail(w, r, err)
+		answers.Fail(w, r, err)
 		return
 	}
 	watch, lasts := requests.Destination(r)

@@ -62,7 +62,7 @@ var intentions = []intention{
 	{request: `customresourcedefinitions`, at: `body\.(rows\[.*\]\.object\.)?metadata\.managedFields\[kube-apiserver Update status apiextensions.k8s.io/v1\]`, why: "names are accepted in the write itself, by nobody else"},
 	{request: `POST .*/customresourcedefinitions`, at: `body\.status\.(acceptedNames\..*|conditions)`, ours: 201, theirs: 201, why: "names are accepted in the write itself (docs/decisions/custom-resources.md)"},
 
-	// Upstream answers 500 to a wrong request (internal/apiserver/corrections.go), and other errors.
+	// Upstream answers 500 to a wrong request (internal/apiserver/answers/corrections.go), and other errors.
 	{request: `resourceVersion=(1?x|-1)$`, at: `status|body(\[0\])?\.(code|reason|message)`, ours: 400, theirs: 500, why: "not a revision"},
 	{request: `sending application/apply-patch\+yaml .*("observedGeneration":1|"nothing":1)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "not a field of the schema"},
 	{request: `bindings \{(\}$|.*"target":)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "a name is missing, or a target that is no node"},

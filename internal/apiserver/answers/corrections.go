@@ -1,4 +1,4 @@
-package apiserver
+package answers
 
 import (
 	"bytes"
@@ -26,10 +26,10 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// withCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes them deep inside,
+// WithCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes them deep inside,
 // so they are recognised by their text.
-func (s *Server) withCorrections(h http.Handler) http.Handler {
-	corrections := s.corrected(h)
+func WithCorrections(h http.Handler) http.Handler {
+	corrections := Corrected(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			h.ServeHTTP(w, r)
@@ -39,8 +39,8 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 	})
 }
 
-// corrected does what withCorrections does, for every method.
-func (s *Server) corrected(h http.Handler) http.Handler {
+// Corrected does what WithCorrections does, for every method.
+func Corrected(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &correction{ResponseWriter: w}
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(c), r.WithContext(context.WithValue(r.Context(), correctionKey{}, c)))
@@ -51,7 +51,7 @@ func (s *Server) corrected(h http.Handler) http.Handler {
 			for _, header := range []string{"Content-Length", "Content-Encoding", "Content-Type", "Retry-After"} {
 				w.Header().Del(header)
 			}
-			s.fail(w, r, err)
+			Fail(w, r, err)
 			return
 		}
 		w.WriteHeader(c.held)
@@ -61,7 +61,7 @@ func (s *Server) corrected(h http.Handler) http.Handler {
 
 // correct returns the answer to give instead of upstream's, nil to keep that one.
 func correct(r *http.Request, body []byte) error {
-	object, err := runtime.Decode(codecs().UniversalDeserializer(), body)
+	object, err := runtime.Decode(Codecs().UniversalDeserializer(), body)
 	status, ok := object.(*metav1.Status)
 	if err != nil || !ok {
 		return nil
@@ -72,7 +72,7 @@ func correct(r *http.Request, body []byte) error {
 	case dynamic.IsAboutUnread(status.Message):
 		return kubestore.Answer(r.Context(), &projection.ReadError{Err: errors.New(status.Message)})
 	case status.Code == http.StatusGatewayTimeout:
-		return late(r.Context(), status)
+		return Late(r.Context(), status)
 	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers with its only
 	// 409 that has a Retry-After.
 	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
@@ -86,9 +86,9 @@ func correct(r *http.Request, body []byte) error {
 	return nil
 }
 
-// late adds to a timeout that the outcome of the write is unknown (row 61). It is nil for other answers, and if nothing
+// Late adds to a timeout that the outcome of the write is unknown (row 61). It is nil for other answers, and if nothing
 // can have been written.
-func late(ctx context.Context, status *metav1.Status) error {
+func Late(ctx context.Context, status *metav1.Status) error {
 	if status.Reason != metav1.StatusReasonTimeout || !kubestore.MayHaveWritten(ctx) {
 		return nil
 	}
@@ -107,7 +107,7 @@ func isNamed(r *http.Request) bool {
 	if yaml.Unmarshal(body.All, &sent) == nil { // JSON is YAML, too
 		return sent.Name != ""
 	}
-	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.All)
+	object, err := runtime.Decode(Codecs().UniversalDeserializer(), body.All)
 	if err != nil {
 		return false
 	}
@@ -142,8 +142,8 @@ func wasJudging(stack string) bool {
 
 type correctionKey struct{}
 
-// uncorrected turns corrections off for the rest of the request.
-func uncorrected(ctx context.Context) {
+// Uncorrected turns corrections off for the rest of the request.
+func Uncorrected(ctx context.Context) {
 	if c, ok := ctx.Value(correctionKey{}).(*correction); ok {
 		c.off = true
 	}

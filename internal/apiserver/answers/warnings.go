@@ -1,4 +1,4 @@
-package apiserver
+package answers
 
 import (
 	"context"
@@ -6,21 +6,20 @@ import (
 	"sync"
 
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
-	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/warning"
 )
 
-// withWarnings sends a request's warnings with its answer. Upstream's filter puts each warning into the answer's
+// WithWarnings sends a request's warnings with its answer. Upstream's filter puts each warning into the answer's
 // headers at once. But if a request's context ends, upstream answers it while the handler still works and gives
 // warnings. Then two goroutines would write one map, which ends the process. Here upstream's filter has headers of its
 // own, and the goroutine that answers copies them.
-func withWarnings(h http.Handler) http.Handler {
+func WithWarnings(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given := &warnings{header: http.Header{}}
 		genericapifilters.WithWarningRecorder(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			given.recorder = r.Context()
 			add := func() { given.addTo(w) }
-			h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&answering{w, add}), r.WithContext(warning.WithWarningRecorder(r.Context(), given)))
+			h.ServeHTTP(OnBegin(w, add), r.WithContext(warning.WithWarningRecorder(r.Context(), given)))
 			add() // an answer without a body may never be written
 		})).ServeHTTP(given, r)
 	})

@@ -1,4 +1,4 @@
-package apiserver
+package answers
 
 import (
 	"net/http"
@@ -17,7 +17,7 @@ func TestWarnings(t *testing.T) {
 	for _, body := range []string{"", "ok"} {
 		var late sync.WaitGroup
 		answer := httptest.NewRecorder()
-		withWarnings(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		WithWarnings(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			warning.AddWarning(r.Context(), "", "beware")
 			warning.AddWarning(r.Context(), "", "beware")
 			warning.AddWarning(r.Context(), "", "of the dog")

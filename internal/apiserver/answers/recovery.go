@@ -1,4 +1,4 @@
-package apiserver
+package answers
 
 import (
 	"context"
@@ -11,46 +11,17 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// response remembers the code and the length of the answer that was sent.
-type response struct {
-	http.ResponseWriter
-	code  int
-	bytes int64
-}
-
-func newResponse(w http.ResponseWriter) (*response, http.ResponseWriter) {
-	r := &response{ResponseWriter: w}
-	return r, responsewriter.WrapForHTTP1Or2(r)
-}
-
-func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
-
-func (r *response) WriteHeader(code int) {
-	if r.code == 0 {
-		r.code = code
-	}
-	r.ResponseWriter.WriteHeader(code)
-}
-
-func (r *response) Write(p []byte) (int, error) {
-	if r.code == 0 {
-		r.code = http.StatusOK
-	}
-	n, err := r.ResponseWriter.Write(p)
-	r.bytes += int64(n)
-	return n, err
-}
-
-// withRecovery turns a panic into a Status: 500, or the read error if a lister could not read. A response that has
+// WithRecovery turns a panic into a Status: 500, or the read error if a lister could not read. A response that has
 // begun is cut off, so that nobody mistakes a part for the whole.
-func (s *Server) withRecovery(h http.Handler) http.Handler {
+func WithRecovery(h http.Handler, logger *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent, wrapped := newResponse(w)
 		defer func() {
@@ -59,17 +30,16 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				return
 			}
 			if reason == http.ErrAbortHandler || sent.code != 0 {
-				s.logPanic(r, reason)
+				logPanic(logger, r, reason)
 				panic(http.ErrAbortHandler)
 			}
 			err := panicStatus(r.Context(), reason, string(debug.Stack()))
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
-				s.logPanic(r, reason)
-				recordPanic(r.Context(), reason)
+				Panicked(logger, r, reason)
 			} else { // a client can cause any number of these
-				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requests.ID(r), "panic", fmt.Sprint(reason))
+				logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requests.ID(r), "panic", fmt.Sprint(reason))
 			}
-			s.fail(w, r, err)
+			Fail(w, r, err)
 		}()
 		h.ServeHTTP(wrapped, r)
 	})
@@ -85,22 +55,28 @@ func panicStatus(ctx context.Context, reason any, stack string) error {
 	}
 	// If a goroutine that upstream started has panicked, the reason contains that goroutine's stack.
 	if wasJudging(fmt.Sprint(reason) + "\n" + stack) {
-		return unfit("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
+		return Unfit("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
 	}
 	return apierrors.NewInternalError(errors.New("the request failed unexpectedly; the server's log has the reason under the Audit-Id of this response"))
 }
 
-func (s *Server) logPanic(r *http.Request, reason any) {
+// Panicked logs a request that panicked, and records it for an audit.
+func Panicked(logger *slog.Logger, r *http.Request, reason any) {
+	logPanic(logger, r, reason)
+	recordPanic(r.Context(), reason)
+}
+
+func logPanic(logger *slog.Logger, r *http.Request, reason any) {
 	if reason == http.ErrAbortHandler {
 		return
 	}
-	s.config.Logger.ErrorContext(r.Context(), "a request panicked", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(),
+	logger.ErrorContext(r.Context(), "a request panicked", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(),
 		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
 }
 
-// withLog logs one line for each request: at level warning if this server failed, otherwise at level debug. If the
+// WithLog logs one line for each request: at level warning if this server failed, otherwise at level debug. If the
 // client has gone away, the failure is not the server's.
-func (s *Server) withLog(h http.Handler) http.Handler {
+func WithLog(h http.Handler, logger *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		sent, wrapped := newResponse(w)
@@ -109,12 +85,26 @@ func (s *Server) withLog(h http.Handler) http.Handler {
 			if sent.code >= http.StatusInternalServerError && !errors.Is(ctx.Err(), context.Canceled) {
 				level = slog.LevelWarn
 			}
-			if !s.config.Logger.Enabled(ctx, level) { // before the line is put together
+			if !logger.Enabled(ctx, level) { // before the line is put together
 				return
 			}
-			s.config.Logger.Log(ctx, level, "request", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
+			logger.Log(ctx, level, "request", "request", requests.ID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
 				"bytes", sent.bytes, "milliseconds", time.Since(start).Milliseconds(), "agent", r.UserAgent())
 		}()
 		h.ServeHTTP(wrapped, r)
 	})
+}
+
+// recordPanic records that a request panicked. Upstream's filter would do so, but WithRecovery catches the panic and
+// answers before it reaches upstream's filter. So this record comes before the record of the answer.
+func recordPanic(ctx context.Context, reason any) {
+	event := audit.AuditContextFrom(ctx)
+	if !event.Enabled() {
+		return
+	}
+	event.SetEventResponseStatus(&metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
+		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // as upstream's filter says it
+	})
+	event.ProcessEventStage(ctx, auditinternal.StagePanic)
 }

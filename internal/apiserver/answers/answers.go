@@ -1,0 +1,75 @@
+// Package answers says how a request is answered that fails: by a Status in a representation that the client accepts,
+// with the code that api.md promises, with the warnings that were given, and with a line in the log.
+//
+// Nouns. A correction replaces an answer in which upstream gives another code than that.
+package answers
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/internal/apiserver/requests"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Fail answers with a Status for the error, in a representation that the client accepts.
+func Fail(w http.ResponseWriter, r *http.Request, err error) {
+	version := schema.GroupVersion{Version: "v1"}
+	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.APIVersion != "" {
+		version = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+	}
+	responsewriters.ErrorNegotiated(kubestore.Answer(r.Context(), err), Codecs(), version, w, r)
+}
+
+// NotServed is upstream's answer to a path that no handler serves.
+func NotServed(r *http.Request) error {
+	if requests.DescribesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
+		return MethodNotAllowed(r)
+	}
+	return Nowhere(r)
+}
+
+// Nowhere is upstream's answer to a path at which nothing exists.
+func Nowhere(r *http.Request) error {
+	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
+	err.ErrStatus.Reason = metav1.StatusReasonNotFound
+	return err
+}
+
+// MethodNotAllowed is upstream's answer to another method on a path that allows only GET.
+func MethodNotAllowed(r *http.Request) error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
+}
+
+// NotSupported is a 405 that says why.
+func NotSupported(info *apirequest.RequestInfo, message string) error {
+	err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Verb)
+	err.ErrStatus.Message = message
+	return err
+}
+
+// Unfit answers a write that made upstream panic. The fault is upstream's, but a 5xx would make the client repeat the
+// request, which would panic again.
+func Unfit(message string) error {
+	err := apierrors.NewBadRequest(message)
+	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
+	return err
+}
+
+// Unknown answers a request for a path that nothing serves.
+var Unknown = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { Fail(w, r, NotServed(r)) })
+
+// Codecs encode the answers of upstream's filters, in every representation.
+var Codecs = sync.OnceValue(func() serializer.CodecFactory {
+	return serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+})
