@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -82,7 +83,7 @@ func (r request) do(t testing.TB, h http.Handler) answer {
 		in.Header.Set("Accept", r.accept)
 	}
 	if s, ok := h.(*Server); ok && r.loopback {
-		response, err := loopback{s, itself}.RoundTrip(in)
+		response, err := loopback.As(s, loopback.Itself).RoundTrip(in)
 		require.NoError(t, err)
 		body, err := io.ReadAll(response.Body)
 		require.NoError(t, err)

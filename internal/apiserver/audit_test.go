@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
 // auditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
@@ -138,7 +140,7 @@ func TestAuditOfLoopback(t *testing.T) {
 	records()
 	outer := s.withFilters(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		inner := httptest.NewRequestWithContext(r.Context(), "GET", "http://loopback"+configMaps, nil)
-		answer, err := loopback{s, itself}.RoundTrip(inner)
+		answer, err := loopback.As(s, loopback.Itself).RoundTrip(inner)
 		if err != nil || answer.StatusCode != 200 {
 			t.Errorf("got %v, %v", answer, err)
 		}

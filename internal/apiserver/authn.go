@@ -26,6 +26,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
 )
@@ -67,7 +68,7 @@ var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Re
 // until one is accepted, then the anonymous one. A client that shows only bad credentials does not become anonymous.
 // Issuers may be nil.
 func (a Authentication) authenticator(credentials authenticator.Request, issuers *access.Issuers) authenticator.Request {
-	all := []authenticator.Request{loopbackUser, credentials}
+	all := []authenticator.Request{loopback.Authenticator, credentials}
 	switch {
 	case !a.Configured():
 		all = append(all, everybody)

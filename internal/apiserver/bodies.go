@@ -14,6 +14,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
@@ -146,7 +147,7 @@ func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
 // withBody receives the whole body before the request takes a place and before anything else is done for it.
 func (s *Server) withBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength == 0 || isLoopback(r.Context()) {
+		if r.ContentLength == 0 || loopback.Is(r.Context()) {
 			h.ServeHTTP(w, r)
 			return
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/nodes"
 	"github.com/logplane/logplane/internal/apiserver/quotas"
@@ -92,7 +93,7 @@ func (s *Server) configure() error {
 	c.RESTOptionsGetter = s.stores
 	c.EquivalentResourceRegistry = s.stores.Equivalents()
 
-	s.loopback = newLoopback(s)
+	s.loopback = loopback.New(s)
 	c.LoopbackClientConfig = s.loopback
 	if err := s.startTracing(c); err != nil {
 		return err

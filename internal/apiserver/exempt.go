@@ -6,12 +6,14 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
 // guestOf returns the user whose place a request takes, and false for a request that needs no place.
 func (s *Server) guestOf(ctx context.Context) (name string, ok bool) {
 	user, _ := apirequest.UserFrom(ctx)
-	if isLoopback(ctx) || s.exempt(user) {
+	if loopback.Is(ctx) || s.exempt(user) {
 		return "", false
 	}
 	return user.GetName(), true

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
 // withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
@@ -21,7 +22,7 @@ func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := checkLoopbackHost(r); err != nil && !isLoopback(r.Context()) {
+		if err := checkLoopbackHost(r); err != nil && !loopback.Is(r.Context()) {
 			answers.Fail(w, r, apierrors.NewForbidden(schema.GroupResource{}, "", err))
 			return
 		}

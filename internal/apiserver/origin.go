@@ -8,6 +8,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/plans"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -30,7 +31,7 @@ func withOrigin(h http.Handler) http.Handler {
 		}
 		ctx = kubestore.WithRequestID(ctx, id)
 		_, named := kubestore.AuthorOf(ctx)
-		if user, ok := apirequest.UserFrom(ctx); ok && (!named || !isLoopback(ctx)) {
+		if user, ok := apirequest.UserFrom(ctx); ok && (!named || !loopback.Is(ctx)) {
 			agent := r.UserAgent()
 			if agent == plans.UndoAgent { // reserved: by it, an undo recognises changes that others have undone
 				agent = "a client called " + agent
@@ -51,7 +52,7 @@ func withActingAs(h http.Handler) http.Handler {
 		ctx := r.Context()
 		author, named := kubestore.AuthorOf(ctx)
 		user, _ := apirequest.UserFrom(ctx)
-		if named && !isLoopback(ctx) && user.GetName() != author.User {
+		if named && !loopback.Is(ctx) && user.GetName() != author.User {
 			author.As = user.GetName()
 			r = r.WithContext(kubestore.WithAuthor(ctx, author))
 		}

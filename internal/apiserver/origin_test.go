@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -60,7 +61,7 @@ func TestLoopbackWritesInTheCallersName(t *testing.T) {
 		r, err := http.NewRequestWithContext(ctx, "POST", "http://loopback"+configMaps, strings.NewReader(`{"metadata":{"name":"`+name+`"}}`))
 		require.NoError(t, err)
 		r.Header.Set("Content-Type", "application/json")
-		answer, err := loopback{s, itself}.RoundTrip(r)
+		answer, err := loopback.As(s, loopback.Itself).RoundTrip(r)
 		require.NoError(t, err)
 		require.Equal(t, 201, answer.StatusCode)
 	}

@@ -11,6 +11,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/projection"
 )
@@ -30,7 +31,7 @@ func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 		r.Body = requests.NewBody(body)
 	}
 	id, _ := audit.AuditIDFrom(r.Context())
-	return loopback{s, user}.RoundTrip(r.WithContext(context.WithValue(r.Context(), partOfKey{}, string(id))))
+	return loopback.As(s, user).RoundTrip(r.WithContext(context.WithValue(r.Context(), partOfKey{}, string(id))))
 }
 
 type partOfKey struct{}

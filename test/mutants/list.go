@@ -1482,9 +1482,9 @@ var list = []mutant{
 	},
 	{
 		name: "caller's-record-used",
-		file: "internal/apiserver/loopback.go", old: "unaudited{r.Context()}", new: "r.Context()",
-		tests: "TestAuditOfLoopback",
-		why:   "a request that causes another one gets its Audit-Id, and fails if it is recorded",
+		file: "internal/apiserver/loopback/loopback.go", old: "unaudited{r.Context()}", new: "r.Context()",
+		tests: "TestAuditOfLoopback", in: "internal/apiserver",
+		why: "a request that causes another one gets its Audit-Id, and fails if it is recorded",
 	},
 	// apiserver: requests that are forwarded
 	{

@@ -1,4 +1,6 @@
-package apiserver
+// Package loopback is a client of the server in its own process. Its requests never leave the process. They are marked
+// in their context, which no header can do, and pass every filter.
+package loopback
 
 import (
 	"context"
@@ -18,12 +20,11 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// newLoopback configures a client of this server inside its own process. The requests never leave the process and are
-// marked in their context, so the client needs no credentials, which could leak.
-func newLoopback(s *Server) *rest.Config {
+// New configures a client of the server that h is. It needs no credentials, which could leak.
+func New(h http.Handler) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
-		Transport: loopback{s, itself},
+		Transport: As(h, Itself),
 		QPS:       -1, // a rate limiter would sleep while a request waits
 		ContentConfig: rest.ContentConfig{
 			ContentType:        runtime.ContentTypeProtobuf,
@@ -32,17 +33,20 @@ func newLoopback(s *Server) *rest.Config {
 	}
 }
 
-// loopback sends requests as one user. If a part of Logplane acts in place of one of upstream's controllers, its
-// requests are sent as that controller (kubestore.WithController).
-type loopback struct {
-	server *Server
+// As sends requests of one user to the server. Those of the server itself, which a part of Logplane sends in the place
+// of a controller, are that controller's (kubestore.WithController).
+func As(server http.Handler, user user.Info) http.RoundTripper { return client{server, user} }
+
+// client is what As returns.
+type client struct {
+	server http.Handler
 	user   user.Info
 }
 
-type loopbackKey struct{}
+type key struct{}
 
-// itself is the user of requests that the server sends to itself.
-var itself = &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+// Itself is the user of requests that the server sends to itself.
+var Itself = &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
 // controller is the user of one of upstream's controllers.
 func controller(name string) user.Info {
@@ -51,7 +55,7 @@ func controller(name string) user.Info {
 }
 
 // RoundTrip calls the handler in the caller's goroutine and buffers the answer. It refuses a watch.
-func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
+func (l client) RoundTrip(r *http.Request) (response *http.Response, err error) {
 	// A handler whose context ends while it answers panics with ErrAbortHandler, which orders a server to cut the
 	// connection. A caller in this process must get an error instead.
 	defer func() {
@@ -66,11 +70,11 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	}
 	as := l.user
 	// Requests that are sent to serve a controller's request are not the controller's own.
-	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) {
+	if name := kubestore.ControllerOf(r.Context()); name != "" && !Is(r.Context()) {
 		as = controller(name)
 	}
 	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's connection is not this request's
-	in := r.Clone(context.WithValue(ctx, loopbackKey{}, as))
+	in := r.Clone(context.WithValue(ctx, key{}, as))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
 		in.Body = http.NoBody
@@ -91,13 +95,14 @@ func (c unaudited) Value(key any) any {
 	return value
 }
 
-// loopbackUser authenticates the requests that RoundTrip marked. No header can forge a value in a context.
-var loopbackUser = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
-	as, ok := r.Context().Value(loopbackKey{}).(user.Info)
+// Authenticator authenticates the requests that RoundTrip marked. No header can forge a value in a context.
+var Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+	as, ok := r.Context().Value(key{}).(user.Info)
 	if !ok {
 		return nil, false, nil
 	}
 	return &authenticator.Response{User: as}, true, nil
 })
 
-func isLoopback(ctx context.Context) bool { return ctx.Value(loopbackKey{}) != nil }
+// Is says that the request in whose context it is asked came through the loopback.
+func Is(ctx context.Context) bool { return ctx.Value(key{}) != nil }
