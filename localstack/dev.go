@@ -23,6 +23,7 @@ import (
 	"github.com/logplane/logplane/eventlog/embedded"
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
@@ -139,7 +140,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	}
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
-		Watches: apiserver.WatchLimits{User: c.MaxWatches},
+		Watches: gate.WatchLimits{User: c.MaxWatches},
 		Flagz:   c.Flagz, ForbidPrivileged: c.ForbidPrivileged,
 		Authentication: access, RootCAFile: access.ClientCAFile, // dev's authority signs both
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work

@@ -8,7 +8,7 @@ import (
 
 	"github.com/logplane/logplane/functions"
 	"github.com/logplane/logplane/functions/lambda"
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/coldstart"
 	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
@@ -19,7 +19,7 @@ func newAPI() *cobra.Command {
 		where = connection{command: "api"}
 		how   serving
 		// This command serves no watches, but it does serve streams.
-		limits     apiserver.WatchLimits
+		limits     gate.WatchLimits
 		invokeMode string
 	)
 	cmd := &cobra.Command{

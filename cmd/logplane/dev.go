@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/coldstart"
 	"github.com/logplane/logplane/internal/memory"
 	"github.com/logplane/logplane/localstack"
@@ -56,7 +56,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().BoolVar(&c.Secure, "secure", false, "serve HTTPS and require credentials, under RBAC; the kubeconfig holds an administrator's, 'logplane kubeconfig' makes others")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
-	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
+	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", gate.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
 	registerPrivileged(cmd.Flags(), &allow)
 	limit.register(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)

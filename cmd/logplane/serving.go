@@ -17,6 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	serve "github.com/logplane/logplane/internal/serving"
 )
@@ -34,7 +35,7 @@ type serving struct {
 	watcherURL              string
 	accounts                tokens.Config
 	admission               apiserver.Admission
-	requests                apiserver.RequestLimits
+	requests                gate.RequestLimits
 	extend                  bool
 	goawayChance            float64
 	hsts                    []string

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/watcher"
@@ -19,23 +19,23 @@ import (
 // watching has the flags for what the watcher promises its clients.
 type watching struct {
 	drain  time.Duration
-	limits apiserver.WatchLimits
+	limits gate.WatchLimits
 }
 
 func (w *watching) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&w.drain, "drain", 10*time.Second, "time over which open watches are ended when the process is stopped")
-	registerLimits(flags, &w.limits, 20_000, apiserver.DefaultWatchesPerUser)
+	registerLimits(flags, &w.limits, 20_000, gate.DefaultWatchesPerUser)
 	flags.DurationVar(&w.limits.Patience, "slow-client", 30*time.Second, "how long a client may take to receive what a watch sends before it is cut off")
 }
 
 // registerLimits adds the limits of watches and of other lasting streams: those to nodes and to remote API servers.
-func registerLimits(flags *pflag.FlagSet, limits *apiserver.WatchLimits, process, user int) {
+func registerLimits(flags *pflag.FlagSet, limits *gate.WatchLimits, process, user int) {
 	flags.IntVar(&limits.Process, "max-watches", process, "watches, and streams to nodes and remote API servers, that this process serves at once, 429 beyond; 0 for no limit")
 	flags.IntVar(&limits.User, "max-watches-per-user", user, "the same as --max-watches, of one user")
 }
 
 // checkLimits refuses meaningless limits. 0 means no limit.
-func checkLimits(limits apiserver.WatchLimits) error {
+func checkLimits(limits gate.WatchLimits) error {
 	return cmp.Or(atLeast("--max-watches", limits.Process, 0), atLeast("--max-watches-per-user", limits.User, 0))
 }
 

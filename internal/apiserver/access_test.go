@@ -23,6 +23,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
@@ -89,7 +90,7 @@ func TestReviewedTokens(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) {
 		c.Authentication.Reviews = access.ReviewsConfig{File: kubeconfig, Version: "v1", TTL: time.Minute}
 		c.Authorization.Mode = "RBAC"
-		c.Requests = RequestLimits{Mutating: 1, Timeout: 20 * time.Second}
+		c.Requests = gate.RequestLimits{Mutating: 1, Timeout: 20 * time.Second}
 	})
 	s.bind(t, "User", "its-carl")
 	list := request{method: "GET", path: configMaps}
@@ -142,7 +143,7 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	})
 	s := newServer(t, withTokens(t), func(c *Config) {
 		c.Authorization.ConfigFile = authorizationOf(t, kubeconfig)
-		c.Requests = RequestLimits{InFlight: 1, Timeout: 20 * time.Second}
+		c.Requests = gate.RequestLimits{InFlight: 1, Timeout: 20 * time.Second}
 	})
 	s.bind(t, "User", "bob")
 	list := request{method: "GET", path: configMaps}

@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -468,7 +469,7 @@ func TestDiscoveryWaitsForNobody(t *testing.T) {
 // TestAnAnswerThatBreaksOff: the client notices that the answer is not complete, and the request's place is given back.
 func TestAnAnswerThatBreaksOff(t *testing.T) {
 	remote := newRemoteServer(t)
-	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = RequestLimits{InFlight: 1} })
+	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{InFlight: 1} })
 	remote.register(t, s.sender(t, "root"))
 	listener := httptest.NewServer(s)
 	defer listener.Close()
@@ -577,7 +578,7 @@ func TestRemoteUpgrade(t *testing.T) {
 // only one place. The waiting request ends with its deadline.
 func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	remote := newRemoteServer(t)
-	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = RequestLimits{InFlight: 1, Mutating: 1, Timeout: 20 * time.Second} })
+	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{InFlight: 1, Mutating: 1, Timeout: 20 * time.Second} })
 	remote.register(t, s.sender(t, "root"))
 	done := make(chan int, 10)
 	for _, method := range []string{"GET", "POST"} {

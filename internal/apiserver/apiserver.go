@@ -5,8 +5,8 @@
 //
 // A request's path through the package:
 //
-//  1. filters.go finds out what the request asks for and who sent it, receives the body (bodies.go), waits for a place
-//     (places.go), catches up with the log once, and authorizes.
+//  1. filters.go finds out what the request asks for and who sent it, receives the body (gate/bodies.go), waits for a
+//     place (gate/places.go), catches up with the log once, and authorizes.
 //  2. dispatch.go chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
 //  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
 //  4. admission.go, authz.go and upstream's own lookups read through listers, at the newest view.
@@ -17,6 +17,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -40,7 +41,7 @@ func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Server{config: c, watches: newWatches(c.Watches), bodies: newBodies(c.Cell.Projection.Budget().Limit())}
+	s := &Server{config: c}
 	s.lives, _ = lru.New[eventlog.Revision, life](knownLives) // fails only for a size below one
 	if err := s.configure(); err != nil {
 		return nil, err
@@ -114,3 +115,8 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
 	return s.crds.Instances(crd)
 }
+
+// Drain refuses new watches from now on, and reports the process as not ready. It spreads the ends of the open watches
+// over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
+// last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
+func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.gate.Drain(ctx, spread) }

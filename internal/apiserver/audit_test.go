@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
@@ -83,7 +84,7 @@ func TestAudit(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, withTokens(t), change, func(c *Config) {
 		c.Authorization = Authorization{Mode: "RBAC"}
-		c.Requests = RequestLimits{InFlight: 1, Timeout: time.Second}
+		c.Requests = gate.RequestLimits{InFlight: 1, Timeout: time.Second}
 	})
 	records()
 	create := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"},"data":{"k":"v"}}`}
@@ -110,10 +111,10 @@ func TestAudit(t *testing.T) {
 	s.must(t, 400, request{method: "POST", path: configMaps, body: strings.Repeat("[", 200)}.as("root"))
 	require.Equal(t, []string{"RequestReceived root create 0", "ResponseComplete root create 400"}, allTold(records()))
 
-	taken, err := s.reads.take(t.Context(), "bob")
+	taken, err := s.gate.Reads.Take(t.Context(), "bob")
 	require.NoError(t, err)
 	s.must(t, 429, request{method: "GET", path: configMaps}.as("ann"))
-	taken.end()
+	taken()
 	require.Equal(t, []string{"RequestReceived ann list 0", "ResponseComplete ann list 429"}, allTold(records()))
 
 	s.must(t, 405, request{method: "GET", path: configMaps + "?watch=1"}.as("root")) // there is no watcher

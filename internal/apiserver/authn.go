@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
@@ -153,8 +154,8 @@ func (s *Server) isOwn(c *x509.Certificate) bool {
 func untilCertificateEnds(certificates authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := certificates.AuthenticateRequest(r)
-		if o, watches := openWatchOf(r.Context()); ok && watches {
-			o.endAt(r.TLS.PeerCertificates[0].NotAfter)
+		if endAt, watches := gate.Ending(r.Context()); ok && watches {
+			endAt(r.TLS.PeerCertificates[0].NotAfter)
 		}
 		return response, ok, err
 	})
@@ -165,7 +166,7 @@ func untilCertificateEnds(certificates authenticator.Request) authenticator.Requ
 func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenticator.Token {
 	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		response, ok, err := verifier.AuthenticateToken(ctx, token)
-		o, watches := openWatchOf(ctx)
+		endAt, watches := gate.Ending(ctx)
 		if !ok || !watches {
 			return response, ok, err
 		}
@@ -174,7 +175,7 @@ func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenti
 		}
 		parsed, unreadable := jwt.ParseSigned(token)
 		if unreadable == nil && parsed.UnsafeClaimsWithoutVerification(&claims) == nil && claims.Expiry != nil {
-			o.endAt(claims.Expiry.Time().Add(leeway))
+			endAt(claims.Expiry.Time().Add(leeway))
 		}
 		return response, ok, err
 	})

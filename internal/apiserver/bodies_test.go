@@ -1,87 +1,18 @@
 package apiserver
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/logplane/logplane/internal/apiserver/gate"
 )
-
-// TestBodiesAreReadWhole: a body is read whole, whatever its length, whether the length was announced or not, and in
-// whatever parts it arrives.
-func TestBodiesAreReadWhole(t *testing.T) {
-	const allowed = 100_000
-	all := newBodies(64 << 20)
-	for _, length := range []int{0, 1, firstRead - 1, firstRead, firstRead + 1, 3 * firstRead, allowed} {
-		sent := bytes.Repeat([]byte("x"), length)
-		for _, announced := range []int64{int64(length), -1} {
-			for _, from := range []io.Reader{bytes.NewReader(sent), iotest.DataErrReader(bytes.NewReader(sent)), iotest.HalfReader(bytes.NewReader(sent))} {
-				b := &body{of: &all, user: "ann"}
-				got, err := b.read(from, announced, allowed)
-				require.NoError(t, err)
-				require.Equal(t, sent, got)
-				require.LessOrEqual(t, int64(cap(got)), b.held, "all of it is counted")
-				b.end()
-			}
-		}
-	}
-	for _, announced := range []int64{allowed + 1, -1} {
-		b := &body{of: &all, user: "ann"}
-		_, err := b.read(strings.NewReader(strings.Repeat("x", allowed+1)), announced, allowed)
-		require.True(t, apierrors.IsRequestEntityTooLargeError(err), "%v", err)
-		b.end()
-	}
-	b := &body{of: &all, user: "ann"}
-	_, err := b.read(iotest.ErrReader(errors.New("cut")), 10, allowed)
-	require.True(t, apierrors.IsBadRequest(err), "%v", err)
-	b.end()
-	require.Zero(t, all.held)
-	require.Empty(t, all.by)
-}
-
-// TestBodiesAreBounded: one user's bodies hold at most a share, and all bodies together at most the limit. Bytes that
-// were only announced do not count.
-func TestBodiesAreBounded(t *testing.T) {
-	all := newBodies(64 << 20)
-	receive := func(user string, n int) (*body, error) {
-		b := &body{of: &all, user: user}
-		_, err := b.read(strings.NewReader(strings.Repeat("x", n)), 3<<20, 3<<20)
-		return b, err
-	}
-	var kept []*body
-	for user := range 4 {
-		for {
-			b, err := receive(fmt.Sprint(user), 2<<20)
-			if err != nil {
-				require.True(t, apierrors.IsTooManyRequests(err), "%v", err)
-				b.end()
-				break
-			}
-			kept = append(kept, b)
-		}
-		require.LessOrEqual(t, all.by[fmt.Sprint(user)], all.limit/bodiesShares)
-		require.Greater(t, all.by[fmt.Sprint(user)], all.limit/bodiesShares*3/4)
-	}
-	late, err := receive("5", 0)
-	require.NoError(t, err)
-	exempt := &body{of: &all, user: "root", exempt: true}
-	_, err = exempt.read(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 3<<20)
-	require.NoError(t, err)
-	for _, b := range append(kept, late, exempt) {
-		b.end()
-	}
-	require.Zero(t, all.held)
-	require.Empty(t, all.by)
-}
 
 // TestBodyThatDoesNotArrive: a request is answered 408 if its body does not arrive in time, and never takes a place.
 // Other requests on the same HTTP/2 connection go on.
@@ -89,7 +20,7 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
 	}
-	s := newServer(t, func(c *Config) { c.Requests = RequestLimits{Mutating: 1, Timeout: 2 * time.Second} })
+	s := newServer(t, func(c *Config) { c.Requests = gate.RequestLimits{Mutating: 1, Timeout: 2 * time.Second} })
 	for _, multiplexed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
 			listener := httptest.NewUnstartedServer(s)
@@ -126,14 +57,14 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 			text, err := io.ReadAll(late.Body)
 			require.NoError(t, err)
 			require.Contains(t, string(text), "the body of the request did not arrive in time: nothing was done")
-			require.Empty(t, s.bodies.by)
+			require.Zero(t, s.gate.Bytes())
 		})
 	}
 }
 
 // A request that keeps a processor busy for long waits for other such requests of its user. Other users do not wait.
 func TestHeavyWritesTakeTurns(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
 	takeTurns(t, s, "ann")
 	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", heavyBody) + `"}}`}
 	copying := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"copy","from":"/data","path":"/data"}]`}
@@ -158,11 +89,11 @@ func TestTurnsOfRequestsThatEnded(t *testing.T) {
 		late.path = fmt.Sprintf("%s?timeout=%dms", transactionsPath, n+1)
 		late.as("ann").do(t, s)
 	}
-	require.Eventually(t, func() bool { return taken(s.heavy) == 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.gate.Heavy.Taken() == 0 }, 30*time.Second, time.Millisecond)
 }
 
 func TestHeavyListsTakeTurns(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
 	for range 4 {
 		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", 100<<10) + `"}}`}.as("ann"))
 	}
@@ -177,10 +108,10 @@ func TestHeavyListsTakeTurns(t *testing.T) {
 
 // takeTurns takes every turn of the user until the test ends.
 func takeTurns(t *testing.T, s *Server, user string) {
-	for range s.heavy.share {
-		taken, err := s.heavy.take(t.Context(), user)
+	for range s.gate.Heavy.Share() {
+		taken, err := s.gate.Heavy.Take(t.Context(), user)
 		require.NoError(t, err)
-		t.Cleanup(taken.end)
+		t.Cleanup(taken)
 	}
 }
 
@@ -189,15 +120,15 @@ func takeTurns(t *testing.T, s *Server, user string) {
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		s := newServer(t, func(c *Config) {
-			c.Requests = RequestLimits{InFlight: 1, Mutating: 1, Timeout: time.Second}
+			c.Requests = gate.RequestLimits{InFlight: 1, Mutating: 1, Timeout: time.Second}
 			if known {
 				withTokens(t)(c)
 			}
 		})
-		for _, kind := range []*places{s.reads, s.writes} {
-			taken, err := kind.take(t.Context(), "bob")
+		for _, kind := range []*gate.Places{s.gate.Reads, s.gate.Writes} {
+			taken, err := kind.Take(t.Context(), "bob")
 			require.NoError(t, err)
-			defer taken.end()
+			defer taken()
 		}
 		code := map[bool]int{true: 200, false: 429}[known]
 		s.must(t, code, request{method: "GET", path: configMaps}.as("root"))

@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/test/product"
 	"github.com/logplane/logplane/watcher/doorbell"
 )
@@ -347,7 +348,7 @@ func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
 	p := newPeer(t)
 	s := newServer(t, withTokens(t), func(c *Config) {
 		c.Authentication.Reviews = access.ReviewsConfig{File: accesstest.Kubeconfig(t, p.Server), Version: "v1"}
-		c.Requests = RequestLimits{Mutating: 1, Timeout: 4 * time.Second}
+		c.Requests = gate.RequestLimits{Mutating: 1, Timeout: 4 * time.Second}
 	})
 	p.set("begins and stalls")
 	asked := make(chan int, 1)

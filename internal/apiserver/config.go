@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
@@ -63,7 +63,15 @@ func (s *Server) configure() error {
 	c.FlowControl, c.StorageObjectCountTracker = nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false
 	c.SkipOpenAPIInstallation = true
-	s.limitRequests(c)
+	limits := s.config.Requests
+	c.RequestTimeout = cmp.Or(limits.Timeout, defaultRequestTimeout)
+	c.MaxRequestsInFlight = cmp.Or(limits.InFlight, c.MaxRequestsInFlight)
+	c.MaxMutatingRequestsInFlight = cmp.Or(limits.Mutating, c.MaxMutatingRequestsInFlight)
+	s.gate = gate.New(gate.Config{
+		Requests: gate.RequestLimits{InFlight: c.MaxRequestsInFlight, Mutating: c.MaxMutatingRequestsInFlight, Timeout: c.RequestTimeout},
+		Watches:  s.config.Watches, Authenticated: s.config.Authentication.Configured(), MaxBody: c.MaxRequestBodyBytes,
+		Caches: s.config.Cell.Projection.Budget().Limit(), Writers: s.config.Writers, Logger: s.config.Logger,
+	})
 	atomic.StoreInt64(&jsonpatch.AccumulatedCopySizeLimit, c.JSONPatchMaxCopyBytes) // as genericapiserver's New does
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	s.generic = c
@@ -156,42 +164,6 @@ func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 		Listers: s.listers, Services: s.servers, Dialer: s.dialer, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
 		Timeout: s.generic.RequestTimeout, Fail: answers.Fail, Logger: s.config.Logger,
 	})
-}
-
-const (
-	// sharePart is into how many parts the places of one kind are divided if there are several users. One user may hold
-	// one part. So nobody waits for a user who holds all places, nor long for a processor.
-	sharePart = 8
-	// readsPerProcessor is how many read places per processor one user may hold. A read hardly ever waits for anything.
-	readsPerProcessor = 8
-	// startsPerProcessor is how many watches per processor may start at once. A starting watch keeps a processor busy
-	// and does not wait.
-	startsPerProcessor = 2
-	// waitingStarts is how many starts of one user may wait. When another process ends, its clients all come at once.
-	waitingStarts = 1000
-)
-
-// limitRequests makes the places that bound how many requests are served at once.
-func (s *Server) limitRequests(c *genericapiserver.Config) {
-	limits := s.config.Requests
-	c.RequestTimeout = cmp.Or(limits.Timeout, defaultRequestTimeout)
-	c.MaxRequestsInFlight = cmp.Or(limits.InFlight, c.MaxRequestsInFlight)
-	c.MaxMutatingRequestsInFlight = cmp.Or(limits.Mutating, c.MaxMutatingRequestsInFlight)
-	starts, part := startsPerProcessor*runtime.GOMAXPROCS(0), sharePart
-	if !s.config.Authentication.Configured() {
-		part = 1
-	}
-	patience := c.RequestTimeout / 4
-	readsShare := c.MaxRequestsInFlight / part
-	if part > 1 {
-		readsShare = min(readsShare, readsPerProcessor*runtime.GOMAXPROCS(0))
-	}
-	s.reads = newPlaces("read", c.MaxRequestsInFlight, readsShare, patience)
-	s.writes = newPlaces("write", c.MaxMutatingRequestsInFlight, c.MaxMutatingRequestsInFlight/part, patience)
-	processors := max(runtime.GOMAXPROCS(0), 2)
-	s.heavy = newPlaces("heavy", processors, processors/min(2, part), patience)
-	s.starts = newPlaces("watch", starts, max(1, starts/min(4, part)), patience)
-	s.starts.queue = waitingStarts
 }
 
 // minRequestTimeout is the shortest lifetime of a watch that sets no timeout.

@@ -29,7 +29,7 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 }
 
 // withContent refuses a body whose cost is out of proportion to its size, before upstream looks at it. The whole body
-// has arrived by then (withBody). The measured costs of a patch stay with the request (patches.go).
+// has arrived by then (gate.WithBody). The measured costs of a patch stay with the request (patches.go).
 func (s *Server) withContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := r.Body.(*requests.Body)

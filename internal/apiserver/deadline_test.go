@@ -13,10 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
 )
 
@@ -74,82 +72,6 @@ func TestClientGoesAway(t *testing.T) {
 
 }
 
-// TestStubbornHandler: if a handler does not end at its request's deadline, the server answers in its place. The whole
-// answer arrives while the handler still runs, nothing that the handler writes follows, and the server logs it.
-func TestStubbornHandler(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		http2 bool
-	}{{"HTTP/1.1", false}, {"HTTP/2", true}} {
-		t.Run(c.name, func(t *testing.T) {
-			var logged logLines
-			s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
-			release, ended := make(chan struct{}), make(chan error, 1)
-			stubborn := s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Mine", "x")
-				<-release
-				w.WriteHeader(200)
-				_, err := io.WriteString(w, "late")
-				ended <- err
-			}))
-			listener := httptest.NewUnstartedServer(hurried(stubborn))
-			listener.EnableHTTP2 = c.http2
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Get(listener.URL)
-			require.NoError(t, err)
-			defer func() { _ = answer.Body.Close() }()
-			require.Equal(t, 504, answer.StatusCode)
-			require.Empty(t, answer.Header.Get("Mine"))
-			body, err := io.ReadAll(answer.Body)
-			require.Contains(t, string(body), "request did not complete within the allotted timeout")
-			if !c.http2 { // over HTTP/2, only the handler's end ends the stream cleanly
-				require.NoError(t, err)
-			}
-			require.Contains(t, logged.String(), "a request runs on after its deadline")
-			close(release)
-			require.ErrorIs(t, <-ended, http.ErrHandlerTimeout)
-		})
-	}
-}
-
-// broken is a writer that panics when an answer begins.
-type broken struct {
-	http.ResponseWriter
-	panics chan struct{}
-}
-
-func (b broken) WriteHeader(int) {
-	close(b.panics)
-	panic("no header can be written")
-}
-
-// TestPanicAtTheDeadline: if the answer in a handler's place panics, the request ends and the process does not. The
-// panic is logged like any other.
-func TestPanicAtTheDeadline(t *testing.T) {
-	var logged logLines
-	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
-	for _, multiplexed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
-			panics := make(chan struct{})
-			h := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-panics }))
-			listener := httptest.NewUnstartedServer(hurried(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				h.ServeHTTP(broken{w, panics}, r)
-			})))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // a client does not repeat a POST
-			if err == nil {
-				_ = answer.Body.Close()
-			}
-			require.Error(t, err)
-		})
-	}
-	require.Equal(t, 2, strings.Count(logged.String(), `msg="a request panicked"`))
-	require.Equal(t, 2, strings.Count(logged.String(), "uri=/asked panic=\"no header can be written\""))
-}
-
 // TestSlowReaderOfAList: a client that does not read its list is cut off soon after the deadline that it asked for.
 // Otherwise the request would be served for as long as the connection lasts.
 func TestSlowReaderOfAList(t *testing.T) {
@@ -189,98 +111,6 @@ func TestSlowReaderOfAList(t *testing.T) {
 			<-served
 			_, err = io.Copy(io.Discard, answer.Body)
 			require.Error(t, err, "a part of the list")
-		})
-	}
-}
-
-// TestLateAnswerGoesOn: no deadline cuts off the answer of a handler that has called answersLate.
-func TestLateAnswerGoesOn(t *testing.T) {
-	s := newServer(t)
-	for _, multiplexed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
-			late := s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				answersLate(r.Context())
-				_, _ = io.WriteString(w, "in time, ")
-				_ = http.NewResponseController(w).Flush()
-				<-r.Context().Value(deadlineKey{}).(*timed).passed
-				<-time.After(2 * lastWord) // any other answer would be cut off by now
-				_, _ = io.WriteString(w, "late")
-			}))
-			listener := httptest.NewUnstartedServer(hurried(late))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Get(listener.URL)
-			require.NoError(t, err)
-			defer func() { _ = answer.Body.Close() }()
-			body, err := io.ReadAll(answer.Body)
-			require.NoError(t, err)
-			require.Equal(t, "in time, late", string(body))
-		})
-	}
-}
-
-// TestAnswerAtTheDeadline: an answer that is complete at its deadline, but not sent yet, is still sent.
-func TestAnswerAtTheDeadline(t *testing.T) {
-	s := newServer(t)
-	for _, multiplexed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
-			listener := httptest.NewUnstartedServer(hurried(s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				_, _ = io.WriteString(w, "whole")
-				<-r.Context().Value(deadlineKey{}).(*timed).passed
-			}))))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Get(listener.URL)
-			require.NoError(t, err)
-			defer func() { _ = answer.Body.Close() }()
-			body, err := io.ReadAll(answer.Body)
-			require.NoError(t, err)
-			require.Equal(t, "whole", string(body))
-		})
-	}
-}
-
-// hurried gives requests a deadline that passes soon.
-func hurried(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Verb: "get"}), 100*time.Millisecond)
-		defer cancel()
-		h.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
-// TestHandlerHasTheLastWord: a handler that waits on its context gives the answer itself, with its own headers. So does
-// a handler that has called answersLate.
-func TestHandlerHasTheLastWord(t *testing.T) {
-	s := newServer(t)
-	for name, h := range map[string]http.HandlerFunc{
-		"at the deadline": func(w http.ResponseWriter, r *http.Request) {
-			<-r.Context().Done()
-			w.Header().Set("Mine", "x")
-			w.WriteHeader(418)
-		},
-		"later": func(w http.ResponseWriter, r *http.Request) {
-			answersLate(r.Context())
-			<-r.Context().Done()
-			<-time.After(2 * lastWord)
-			w.Header().Set("Mine", "x")
-			w.WriteHeader(418)
-		},
-		"with nothing but headers": func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Mine", "x") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(t.Context(), &apirequest.RequestInfo{Verb: "get"}), 10*time.Millisecond)
-			defer cancel()
-			w := httptest.NewRecorder()
-			w.Header().Set("Theirs", "y")
-			s.withTimeout(h).ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
-			require.Equal(t, "x", w.Result().Header.Get("Mine"))
-			require.Equal(t, "y", w.Result().Header.Get("Theirs"))
-			if name != "with nothing but headers" {
-				require.Equal(t, 418, w.Code)
-			}
 		})
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/logplane/logplane/internal/apiserver/gate"
 )
 
 const registration = "/apis/admissionregistration.k8s.io/v1/"
@@ -300,7 +302,7 @@ func TestWebhooksThatFail(t *testing.T) {
 // TestASlowWebhookHoldsNoPlace: while one user waits for a webhook, other users are served, though there is only one
 // place.
 func TestASlowWebhookHoldsNoPlace(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Mutating: 1, Timeout: 20 * time.Second} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Mutating: 1, Timeout: 20 * time.Second} })
 	slow := newWebhookServer(t)
 	waiting, release := make(chan struct{}), make(chan struct{})
 	slow.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {

@@ -3,19 +3,17 @@ package apiserver
 import (
 	"net/http"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
-	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/routine"
-	"k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -32,19 +30,19 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withContent(h)
 	h = s.withRemote(h)
 	h = s.withPast(h) // after authorization: rights are today's
-	h = s.withWatchLimits(h)
+	h = s.gate.WithWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	h = withActingAs(h)
 	h = s.withImpersonation(h)
 	h = withOrigin(h)
 	h = s.withView(h)
-	h = s.withWriters(h)
-	h = s.withPlaces(h) // before impersonation: the place is the real user's
+	h = s.gate.WithWriters(h)
+	h = s.gate.WithPlaces(h) // before impersonation: the place is the real user's
 	h = answers.WithCorrections(h)
 	h = answers.WithWarnings(h)
 	h = answers.WithRecovery(h, s.config.Logger) // answers before the audit filter sees the panic
-	h = s.withTimeout(h)
-	h = s.withBody(h)
+	h = s.gate.WithTimeout(h)
+	h = s.gate.WithBody(h)
 	h = s.withWatcher(h)
 	if s.recorded() {
 		h = routine.WithRoutine(h, requests.IsLongRunning) // a watch's last audit record is written when the watch ends
@@ -53,7 +51,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	if s.config.TracingConfigFile != "" { // an administrator's trace continues here, anybody else's is only linked
 		h = genericapifilters.WithTracing(h, c.TracerProvider)
 	}
-	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
+	stranger := genericapifilters.WithFailedAuthenticationAudit(gate.Unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)
 	h = withRequestView(h)
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, requests.IsLongRunning, c.Serializer, c.RequestTimeout)
@@ -61,7 +59,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	if !s.recorded() {
 		h = routine.WithRoutine(h, requests.IsLongRunning) // frees the stack that prepared a watch
 	}
-	h = s.watches.withOpen(h)
+	h = s.gate.WithOpen(h)
 	h = s.withRequestInfo(h)
 	h = withPartOf(h)
 	h = s.withMoment(h)
@@ -79,7 +77,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = answers.WithLog(h, s.config.Logger)
 	h = genericapifilters.WithAuditInit(h)
 	h = requests.WithID(h)
-	h = s.withBodyDeadline(h)
+	h = s.gate.WithBodyDeadline(h)
 	return h
 }
 
@@ -175,69 +173,3 @@ func withOptions(h http.Handler) http.Handler {
 		h.ServeHTTP(w, r)
 	})
 }
-
-const (
-	// turnTime is how long a read may hold its turn. A slow client may take longer than that to receive the answer. A
-	// write of several objects lets others take turns after each turnTime.
-	turnTime = time.Second
-	// writeTime is how long a write may hold its turn. A write of one object should never take that long.
-	writeTime = 10 * time.Second
-)
-
-// withPlaces serves a request once it has a place. So a burst of requests takes neither all memory nor the time of
-// other users. A watch holds a place only while it starts. Members of system:masters need no place. Nor do requests
-// through the loopback, because each is part of another request.
-func (s *Server) withPlaces(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := r.Context()
-		user, ok := s.guestOf(ctx)
-		if !ok {
-			h.ServeHTTP(w, r)
-			return
-		}
-		open, isWatch := openWatchOf(ctx)
-		kind, mutating := s.reads, false
-		switch {
-		case isWatch:
-			kind = s.starts
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			kind, mutating = s.writes, true
-		}
-		var p *place
-		var err error
-		if kind == s.reads {
-			err = kind.mayWait(ctx, user)
-		}
-		if err == nil {
-			p, err = kind.take(ctx, user)
-		}
-		if err != nil {
-			info, _ := apirequest.RequestInfoFrom(ctx)
-			metrics.RecordDroppedRequest(r, info, metrics.APIServerComponent, mutating)
-			metrics.RecordRequestTermination(r, info, metrics.APIServerComponent, http.StatusTooManyRequests)
-			answers.Fail(w, r, err)
-			return
-		}
-		if isWatch { // a watch goes on after this function has returned, and gives its place back itself
-			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
-		} else {
-			working := &work{place: p, heavy: s.heavy, longest: turnTime}
-			if mutating { // the turn ends when the answer begins: the client may be slow
-				w = answers.OnBegin(w, func() { working.endTurn() })
-				working.longest, working.slice = writeTime, turnTime
-			}
-			defer working.end()
-			ctx = kubestore.WithPlace(ctx, working)
-		}
-		h.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
-// started ends the place of a watch when the store signals that its first events are made.
-type started struct{ *place }
-
-// Signal implements flowcontrol.InitializationSignal.
-func (s started) Signal() { s.end() }
-
-// Wait implements flowcontrol.InitializationSignal; nobody calls it.
-func (started) Wait() {}

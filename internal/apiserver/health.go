@@ -25,7 +25,7 @@ func newHealth(s *Server) *mux.PathRecorderMux {
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
 	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", serving.Shared(s.checkCluster)),
-		healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
+		healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.gate.CheckDraining))
 	return health
 }
 

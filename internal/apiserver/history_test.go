@@ -17,6 +17,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -533,15 +534,15 @@ func TestChangesThatMatchNothing(t *testing.T) {
 			s := newServer(t, withTokens(t), func(c *Config) {
 				p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
 				require.NoError(t, err)
-				c.Cell.Projection, c.Requests = p, RequestLimits{Timeout: time.Second}
+				c.Cell.Projection, c.Requests = p, gate.RequestLimits{Timeout: time.Second}
 			})
 			const none = historyPath + "/namespaces/default/changes?fieldSelector=from%3D0,"
 			s.must(t, 200, request{method: "GET", path: none + "resource%3Dsecrets"}.as("ann"))
 			fill(t, s, of.events, of.text)
 			func() {
-				taken, err := s.heavy.take(t.Context(), "ann")
+				taken, err := s.gate.Heavy.Take(t.Context(), "ann")
 				require.NoError(t, err)
-				defer taken.end()
+				defer taken()
 				s.must(t, 429, request{method: "GET", path: none + "resource%3Dsecrets"}.as("ann"))
 			}()
 			for _, selected := range []string{"resource%3Dsecrets", "object%3Dsecrets/none", "object%3Dconfigmaps/none", "user%3Dnobody"} {
@@ -582,7 +583,7 @@ func TestMomentsTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) {
 		p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
 		require.NoError(t, err)
-		c.Cell.Projection, c.Requests = p, RequestLimits{Timeout: time.Second}
+		c.Cell.Projection, c.Requests = p, gate.RequestLimits{Timeout: time.Second}
 	})
 	fill(t, s, 10, "{}") // and makes a checkpoint
 	fill(t, s, 10, "{}")

@@ -7,17 +7,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/lines"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // withLine gives a watch a line (package lines), unless f is nil.
 func withLine(r *http.Request, f *lines.Form) *http.Request {
-	open, ok := openWatchOf(r.Context())
-	if !ok || f == nil {
+	stream := gate.StreamOf(r.Context())
+	if stream == nil || f == nil {
 		return r
 	}
-	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, open.stream)))
+	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, stream)))
 }
 
 // withLine gives a watch a line if its objects are shown as they are stored. Tables and Services are not.

@@ -13,6 +13,7 @@ import (
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	"k8s.io/kube-openapi/pkg/handler"
@@ -20,8 +21,7 @@ import (
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
-
-	"google.golang.org/protobuf/proto"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 )
 
 const (
@@ -167,7 +167,7 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 // TestOpenAPITakesTurns: a request for an OpenAPI document waits for other heavy reads of its user. A client that only
 // asks whether its document has changed does not wait, nor does a request for the index.
 func TestOpenAPITakesTurns(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
 	takeTurns(t, s, "ann")
 	for _, path := range []string{"/openapi/v2", "/openapi/v3/api/v1"} {
 		read := request{method: "GET", path: path}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
@@ -20,7 +21,7 @@ import (
 // stops, or when the credential that opened it expires.
 func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	answers.Uncorrected(r.Context())
-	answersLate(r.Context())
+	gate.AnswersLate(r.Context())
 	flowcontrol.RequestDelegated(r.Context()) // gives back the place of its start
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

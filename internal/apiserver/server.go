@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
-	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -19,6 +18,7 @@ import (
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/nodes"
@@ -66,8 +66,8 @@ type Config struct {
 	// Services says which addresses and node ports Services may have.
 	Services services.Ranges
 	// Requests bounds the requests of this process other than watches. Watches bounds its watches.
-	Requests RequestLimits
-	Watches  WatchLimits
+	Requests gate.RequestLimits
+	Watches  gate.WatchLimits
 	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.
 	GoawayChance   float64
 	HSTSDirectives []string
@@ -78,15 +78,6 @@ type Config struct {
 	// ProxyClientCertFile and ProxyClientKeyFile hold the certificate that this server shows to the servers of remote
 	// APIServices. Empty for none. The files are read again when they change.
 	ProxyClientCertFile, ProxyClientKeyFile string
-}
-
-// RequestLimits bounds requests other than watches. A limit of 0 means kube-apiserver's default.
-type RequestLimits struct {
-	// InFlight bounds the read requests that are served at once, 400 by default. Mutating bounds the other requests,
-	// 200 by default. A negative number means no bound.
-	InFlight, Mutating int
-	// Timeout bounds each request, a minute by default. The log must keep events for more than twice that time.
-	Timeout time.Duration
 }
 
 // Server is the http.Handler of one cluster. It starts no goroutine that outlives a request.
@@ -130,12 +121,8 @@ type Server struct {
 	lives *lru.Cache[eventlog.Revision, life]
 	// aggregator forwards requests to the servers of remote APIServices.
 	aggregator *aggregation.Aggregator
-	// watches are the open watches.
-	watches *watches
-	// reads, writes and starts (of watches) are the places of requests. heavy are the turns of those requests that keep
-	// a processor busy. bodies counts the bytes of requests' bodies.
-	reads, writes, heavy, starts *places
-	bodies                       bodies
+	// gate bounds what requests hold of the process.
+	gate *gate.Gate
 	// health answers health checks. initialized is true once this process has seen that the cluster is initialized.
 	health      *mux.PathRecorderMux
 	initialized atomic.Bool

@@ -24,6 +24,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -1028,7 +1029,7 @@ func (p *turnsTaken) served(s *Server) http.Handler {
 // long transaction lets other requests have turns between its operations. A single patch of a large object takes a
 // turn, too.
 func TestTransactionsOfNoChange(t *testing.T) {
-	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: 4 * time.Second * eventlogtest.Slowdown} })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: 4 * time.Second * eventlogtest.Slowdown} })
 	const size = 300 << 10
 	for name, value := range map[string]string{"small": "x", "large": strings.Repeat("x", size)} {
 		s.must(t, 201, request{method: "POST", path: configMaps, body: configMap(name, value)}.as("root"))

@@ -115,33 +115,21 @@ func TestStartsOfWatches(t *testing.T) {
 			_, _ = io.Copy(io.Discard, response.Body)
 		}()
 	}
-	watching := func(user string) (held, waiting int) {
-		s.starts.mu.Lock()
-		defer s.starts.mu.Unlock()
-		if g := s.starts.users[user]; g != nil {
-			held, waiting = g.held, len(g.waiting)
-		}
-		return held, waiting
-	}
 	// Without a feed no watch gets to its first event.
-	for range 3 * s.starts.share {
+	for range 3 * s.gate.Starts.Share() {
 		watch("ann")
 	}
 	eventlogtest.Eventually(t, "ann's watches wait for places", func() bool {
-		held, waiting := watching("ann")
-		return held == s.starts.share && waiting > 0
+		held, waiting, _ := s.gate.Starts.Of("ann")
+		return held == s.gate.Starts.Share() && waiting > 0
 	})
 	watch("bob")
-	eventlogtest.Eventually(t, "bob's does not", func() bool { held, _ := watching("bob"); return held == 1 })
-	for range 3*s.starts.share + 1 { // each begins when an earlier start loses its place
+	eventlogtest.Eventually(t, "bob's does not", func() bool { held, _, _ := s.gate.Starts.Of("bob"); return held == 1 })
+	for range 3*s.gate.Starts.Share() + 1 { // each begins when an earlier start loses its place
 		<-begun
 	}
 	runFeed(t, s.config.Cell.Feed)
-	eventlogtest.Eventually(t, "all have begun", func() bool {
-		s.starts.mu.Lock()
-		defer s.starts.mu.Unlock()
-		return len(s.starts.users) == 0
-	})
+	eventlogtest.Eventually(t, "all have begun", s.gate.Starts.Idle)
 }
 
 // TestWatchesOfLargeObjects: a watch holds only one event of a large object at a time. Such events come in every form,
@@ -231,19 +219,7 @@ func TestStartsOfCustomResources(t *testing.T) {
 	require.NoError(t, err)
 	defer response.Body.Close()
 	require.Equal(t, 200, response.StatusCode)
-	away := func() int {
-		s.starts.mu.Lock()
-		defer s.starts.mu.Unlock()
-		if g := s.starts.users["ann"]; g != nil {
-			return g.away
-		}
-		return 0
-	}
-	eventlogtest.Eventually(t, "it waits for its client", func() bool { return away() == 1 })
+	eventlogtest.Eventually(t, "it waits for its client", func() bool { _, _, away := s.gate.Starts.Of("ann"); return away == 1 })
 	go func() { _, _ = io.Copy(io.Discard, response.Body) }()
-	eventlogtest.Eventually(t, "it has started", func() bool {
-		s.starts.mu.Lock()
-		defer s.starts.mu.Unlock()
-		return len(s.starts.users) == 0
-	})
+	eventlogtest.Eventually(t, "it has started", s.gate.Starts.Idle)
 }

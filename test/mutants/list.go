@@ -945,13 +945,13 @@ var list = []mutant{
 	},
 	{
 		name: "handler-writes-after-its-deadline",
-		file: "internal/apiserver/deadline.go", old: "return 0, http.ErrHandlerTimeout", new: "_ = 0",
+		file: "internal/apiserver/gate/deadline.go", old: "return 0, http.ErrHandlerTimeout", new: "_ = 0",
 		tests: "TestStubbornHandler",
 		why:   "two answers are written at once",
 	},
 	{
 		name: "late-answers-cut",
-		file: "internal/apiserver/deadline.go", old: "if t.by.Load() == byHandler {", new: "if true {",
+		file: "internal/apiserver/gate/deadline.go", old: "if t.by.Load() == byHandler {", new: "if true {",
 		tests: "TestLateAnswerGoesOn",
 		why:   "what another server answers through this one is cut off at the deadline",
 	},
@@ -1174,19 +1174,19 @@ var list = []mutant{
 	// the watcher's watches
 	{
 		name: "watch-admitted-while-draining",
-		file: "internal/apiserver/watches.go", old: "case w.draining:", new: "case w.draining && w.open == nil:",
+		file: "internal/apiserver/gate/watches.go", old: "case w.draining:", new: "case w.draining && w.open == nil:",
 		tests: "TestDrainIsSpread",
 		why:   "a process that stops takes watches in and cuts them off",
 	},
 	{
 		name: "drained-all-at-once",
-		file: "internal/apiserver/watches.go", old: "spread*time.Duration(i)", new: "0*spread*time.Duration(i)",
+		file: "internal/apiserver/gate/watches.go", old: "spread*time.Duration(i)", new: "0*spread*time.Duration(i)",
 		tests: "TestDrainIsSpread",
 		why:   "all clients of a process that stops come to the others in the same second",
 	},
 	{
 		name: "place-given-back-twice",
-		file: "internal/apiserver/watches.go", old: "if _, ok := w.open[o]; !ok {", new: "if _, ok := w.open[o]; !ok && w.open == nil {",
+		file: "internal/apiserver/gate/watches.go", old: "if _, ok := w.open[o]; !ok {", new: "if _, ok := w.open[o]; !ok && w.open == nil {",
 		tests: "TestPlacesAreGivenBack",
 		why:   "a watch that was refused takes the place of another one away from the count, and the limit is none",
 	},
@@ -1457,7 +1457,7 @@ var list = []mutant{
 	},
 	{
 		name: "watch-outlives-its-token",
-		file: "internal/apiserver/authn.go", old: "o.endAt(claims.Expiry.Time().Add(leeway))", new: "_ = o",
+		file: "internal/apiserver/authn.go", old: "endAt(claims.Expiry.Time().Add(leeway))", new: "_ = endAt",
 		tests: "TestWatchesEndWithTheirCredentials",
 		why:   "who had a token for minutes watches for as long as an hour",
 	},

@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"errors"
@@ -133,30 +133,30 @@ var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the body of the request did not arrive in time: nothing was done",
 }}
 
-// withBodyDeadline gives a body half of the request's time to arrive. It is the outermost filter, because net/http
+// WithBodyDeadline gives a body half of the request's time to arrive. It is the outermost filter, because net/http
 // waits for an unread body before it sends any answer.
-func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
+func (g *Gate) WithBodyDeadline(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.generic.RequestTimeout / 2)) // not every server supports deadlines
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.config.Requests.Timeout / 2)) // not every server supports deadlines
 		}
 		h.ServeHTTP(w, r)
 	})
 }
 
-// withBody receives the whole body before the request takes a place and before anything else is done for it.
-func (s *Server) withBody(h http.Handler) http.Handler {
+// WithBody receives the whole body before the request takes a place and before anything else is done for it.
+func (g *Gate) WithBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength == 0 || loopback.Is(r.Context()) {
 			h.ServeHTTP(w, r)
 			return
 		}
 		user, _ := apirequest.UserFrom(r.Context())
-		b := &body{of: &s.bodies, user: user.GetName(), exempt: s.exempt(user)}
+		b := &body{of: &g.bodies, user: user.GetName(), exempt: g.exempt(user)}
 		defer b.end()
-		read, err := b.read(r.Body, r.ContentLength, s.generic.MaxRequestBodyBytes)
+		read, err := b.read(r.Body, r.ContentLength, g.config.MaxBody)
 		if err != nil {
-			unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answers.Fail(w, r, err) })).ServeHTTP(w, r)
+			Unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answers.Fail(w, r, err) })).ServeHTTP(w, r)
 			return
 		}
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
@@ -169,9 +169,9 @@ func (s *Server) withBody(h http.Handler) http.Handler {
 // refusedTime is how long the rest of an unread body may take to arrive.
 const refusedTime = 5 * time.Second
 
-// unreceived answers a request whose body may not have arrived, and closes the connection after the answer. Otherwise
+// Unreceived answers a request whose body may not have arrived, and closes the connection after the answer. Otherwise
 // net/http would wait for the rest of the body before it sends the answer.
-func unreceived(h http.Handler) http.Handler {
+func Unreceived(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 && r.ProtoMajor == 1 {
 			w.Header().Set("Connection", "close")

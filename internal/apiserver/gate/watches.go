@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"context"
@@ -136,18 +136,18 @@ func newWatches(limits WatchLimits) *watches {
 
 type openWatchKey struct{}
 
-// withOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. It is outside of
+// WithOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. It is outside of
 // the filters that prepare the watch, and lasts longer than they do.
-func (w *watches) withOpen(h http.Handler) http.Handler {
+func (g *Gate) WithOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
 		if info, _ := apirequest.RequestInfoFrom(r.Context()); !requests.IsLongRunning(r, info) {
 			h.ServeHTTP(response, r)
 			return
 		}
 		o := &openWatch{
-			stream: serving.NewStream(response, r, w.limits.Patience), weight: weightOf(r), end: make(chan struct{}),
+			stream: serving.NewStream(response, r, g.watches.limits.Patience), weight: weightOf(r), end: make(chan struct{}),
 		}
-		defer w.leave(o)
+		defer g.watches.leave(o)
 		defer o.stream.End()
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
 		h.ServeHTTP(o.stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
@@ -165,14 +165,14 @@ func weightOf(r *http.Request) int {
 	return 1 + (len(r.URL.RawQuery)+max(0, headers-watchHeaders))/watchQuery
 }
 
-// withWatchLimits admits a watch of an authorized user, or refuses it.
-func (s *Server) withWatchLimits(h http.Handler) http.Handler {
+// WithWatchLimits admits a watch of an authorized user, or refuses it.
+func (g *Gate) WithWatchLimits(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if o, ok := openWatchOf(r.Context()); ok {
 			if user, ok := apirequest.UserFrom(r.Context()); ok {
 				o.user = user.GetName()
 			}
-			if err := s.watches.admit(o); err != nil {
+			if err := g.watches.admit(o); err != nil {
 				w.Header().Set("Connection", "close") // the next try may reach another process
 				answers.Fail(w, r, err)
 				return
@@ -227,11 +227,6 @@ func (w *watches) noticeIdle() {
 	}
 }
 
-// Drain refuses new watches from now on, and reports the process as not ready. It spreads the ends of the open watches
-// over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
-// last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
-func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.watches.drain(ctx, spread) }
-
 func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	w.mu.Lock()
 	if w.draining {
@@ -257,12 +252,30 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	}
 }
 
-// checkDraining is the readiness check that keeps new clients away while the process stops.
-func (w *watches) checkDraining(*http.Request) error {
+// checkDraining is Gate.CheckDraining.
+func (w *watches) checkDraining() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.draining {
 		return fmt.Errorf("the process is stopping, %d watches left", len(w.open))
+	}
+	return nil
+}
+
+// Ending returns what ends the watch that the context's request opens, when the credential that opened it expires. It
+// reports false for any other request.
+func Ending(ctx context.Context) (endAt func(time.Time), watches bool) {
+	o, ok := openWatchOf(ctx)
+	if !ok {
+		return nil, false
+	}
+	return o.endAt, true
+}
+
+// StreamOf is what the watch of the context's request is sent over, nil for any other request.
+func StreamOf(ctx context.Context) *serving.Stream {
+	if o, ok := openWatchOf(ctx); ok {
+		return o.stream
 	}
 	return nil
 }

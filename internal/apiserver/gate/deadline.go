@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"bufio"
@@ -27,15 +27,15 @@ type deadlineKey struct{}
 // before may take to be sent.
 const lastWord = 500 * time.Millisecond
 
-// answersLate lets the handler give its own answer after the deadline, and go on sending it. The handler must end when
+// AnswersLate lets the handler give its own answer after the deadline, and go on sending it. The handler must end when
 // its context ends.
-func answersLate(ctx context.Context) {
+func AnswersLate(ctx context.Context) {
 	if t, ok := ctx.Value(deadlineKey{}).(*timed); ok {
 		t.claimLate()
 	}
 }
 
-// withTimeout answers 504 if the handler does not answer by a request's deadline. A handler that waits on its context
+// WithTimeout answers 504 if the handler does not answer by a request's deadline. A handler that waits on its context
 // notices the deadline, answers by itself, and has the time to do so. So the 504 is for handlers that wait for
 // something else. If the body has taken all of the time, the request is not served.
 //
@@ -44,7 +44,7 @@ func answersLate(ctx context.Context) {
 //
 // Upstream's filter runs every handler in a second goroutine and waits for it. Growing the second stack takes an eighth
 // of the processor time of a get. Here the handler stays in the request's goroutine, and a timer answers in its place.
-func (s *Server) withTimeout(h http.Handler) http.Handler {
+func (g *Gate) WithTimeout(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
 		info, _ := apirequest.RequestInfoFrom(ctx)
@@ -67,7 +67,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			defer func() {
 				if reason := recover(); reason != nil { // nobody else recovers here, and the process would end
 					t.broken = true
-					answers.Panicked(s.config.Logger, asked, reason)
+					answers.Panicked(g.config.Logger, asked, reason)
 				}
 			}()
 			if !t.pass() {
@@ -75,7 +75,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 				return
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
-			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requests.ID(asked), "method", method, "uri", url.RequestURI())
+			g.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requests.ID(asked), "method", method, "uri", url.RequestURI())
 			err := answers.Late(ctx, &passed.ErrStatus)
 			if err == nil {
 				err = passed

@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"net/http"
@@ -7,11 +7,11 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
-// withWriters counts a request while it may write. That begins before the request reads anything, but after its body
+// WithWriters counts a request while it may write. That begins before the request reads anything, but after its body
 // has arrived, since a client may take half a minute to send the body. It ends when the answer begins, since a client
 // may take as long to read it.
-func (s *Server) withWriters(h http.Handler) http.Handler {
-	if s.config.Writers == nil {
+func (g *Gate) WithWriters(h http.Handler) http.Handler {
+	if g.config.Writers == nil {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -19,7 +19,7 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		ctx, end := s.config.Writers.Begin(r.Context())
+		ctx, end := g.config.Writers.Begin(r.Context())
 		defer end()
 		h.ServeHTTP(answers.OnBegin(w, end), r.WithContext(ctx))
 	})

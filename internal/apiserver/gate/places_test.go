@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 // waiter takes places and records which users were served.
 type waiter struct {
-	p      *places
+	p      *Places
 	served chan string
 }
 
@@ -197,7 +197,7 @@ func TestAPlaceThatEndedWhileItsRequestWaited(t *testing.T) {
 }
 
 // taken is how many places are taken. It locks, because other goroutines may give places back.
-func taken(p *places) int {
+func taken(p *Places) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.taken
@@ -290,7 +290,7 @@ func TestTurnsOfAWrite(t *testing.T) {
 }
 
 // heldBy is how many places a user holds.
-func heldBy(p *places, user string) int {
+func heldBy(p *Places, user string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.users[user].held

@@ -1,4 +1,4 @@
-package apiserver
+package gate
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// places bounds how many requests of one kind a process serves at once, and shares the places out among users. No user
+// Places bounds how many requests of one kind a process serves at once, and shares the places out among users. No user
 // holds more than a share. The next free place goes to the waiting user who holds the fewest. It is safe for concurrent
 // use.
-type places struct {
+type Places struct {
 	kind   string // for messages
 	queued prometheus.Gauge
 	// limit is how many places there are. share is how many of them one user may have. queue is how many requests of
@@ -47,7 +47,7 @@ type guest struct {
 // place is the place of one request. The request may give it back while it waits for other requests, and gives it back
 // for good at its end.
 type place struct {
-	of    *places
+	of    *Places
 	guest *guest
 	held  bool // guarded by of.mu
 	ended bool // guarded by of.mu; the place is never held again
@@ -59,7 +59,7 @@ type work struct {
 	*place
 	// heavy are the places that serve as turns. It is nil if the request's own place is already for work that keeps a
 	// processor busy.
-	heavy *places
+	heavy *Places
 	// longest is how long the request may hold a turn.
 	longest time.Duration
 	// slice is how long a write may hold its turn before a call of Turn gives it to others and waits for another. It is
@@ -147,11 +147,11 @@ func (w *work) end() {
 // retrySeconds is after how many seconds a client that got no place may try again.
 const retrySeconds = 1
 
-func newPlaces(kind string, limit, share int, patience time.Duration) *places {
+func newPlaces(kind string, limit, share int, patience time.Duration) *Places {
 	if limit < 0 {
 		limit, share = math.MaxInt, math.MaxInt
 	}
-	return &places{kind: kind, queued: requestsWaiting.WithLabelValues(kind), limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
+	return &Places{kind: kind, queued: requestsWaiting.WithLabelValues(kind), limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
 }
 
 // minQueue is how many requests of a user may wait, even if the share is smaller.
@@ -163,7 +163,7 @@ const maxParked = 4
 // mayWait returns nil if another request of the user may wait. If too many wait already, it parks the request until one
 // of them is done, but for no longer than the client should pause after a refusal, and then refuses it. Without
 // parking, a client that does not pause would keep a processor busy with refusals and with the work before them.
-func (p *places) mayWait(ctx context.Context, user string) error {
+func (p *Places) mayWait(ctx context.Context, user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.users[user]
@@ -189,7 +189,7 @@ func (p *places) mayWait(ctx context.Context, user string) error {
 }
 
 // unpark lets a parked request go on, because a waiting one is done. The caller holds mu.
-func (p *places) unpark(g *guest) {
+func (p *Places) unpark(g *guest) {
 	if len(g.parked) > 0 && len(g.waiting)+g.away < p.queue {
 		close(g.parked[0])
 		g.parked = g.parked[1:]
@@ -208,7 +208,7 @@ func await(ctx context.Context, ready <-chan struct{}, patience time.Duration) {
 }
 
 // take waits for a place.
-func (p *places) take(ctx context.Context, user string) (*place, error) {
+func (p *Places) take(ctx context.Context, user string) (*place, error) {
 	p.mu.Lock()
 	taken := &place{of: p, guest: p.guest(user)}
 	return taken, taken.take(ctx)
@@ -265,7 +265,7 @@ func (t *place) take(ctx context.Context) error {
 }
 
 // refuse makes the error for a request that gets no place. The caller holds mu.
-func (p *places) refuse(g *guest) error {
+func (p *Places) refuse(g *guest) error {
 	return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d requests of kind '%s'; %d of them, and %d that wait, are of user '%s': try again",
 		p.taken, p.kind, g.held, len(g.waiting)+g.away, g.name), retrySeconds)
 }
@@ -331,7 +331,7 @@ func (t *place) end() {
 }
 
 // guest finds or adds a user. The caller holds mu.
-func (p *places) guest(user string) *guest {
+func (p *Places) guest(user string) *guest {
 	g := p.users[user]
 	if g == nil {
 		g = &guest{name: user}
@@ -341,20 +341,20 @@ func (p *places) guest(user string) *guest {
 }
 
 // forget drops a user who holds no place and has no waiting requests. The caller holds mu.
-func (p *places) forget(g *guest) {
+func (p *Places) forget(g *guest) {
 	if g.held+g.away+len(g.waiting)+len(g.parked) == 0 {
 		delete(p.users, g.name)
 	}
 }
 
 // hold counts a place that the user gets. The caller holds mu.
-func (p *places) hold(g *guest) {
+func (p *Places) hold(g *guest) {
 	p.taken++
 	g.held++
 }
 
 // free gives one of the user's places to the next waiting user. The caller holds mu.
-func (p *places) free(g *guest) {
+func (p *Places) free(g *guest) {
 	p.taken--
 	g.held--
 	p.forget(g)
@@ -375,7 +375,7 @@ func (p *places) free(g *guest) {
 
 // next is the index of the waiting user who holds the fewest places. Among several, it is the one who was served
 // longest ago. It is negative if nobody who waits may have another place. The caller holds mu.
-func (p *places) next() int {
+func (p *Places) next() int {
 	next := -1
 	for i, g := range p.waiting {
 		if g.held < p.share && (next < 0 || g.held < p.waiting[next].held) {
@@ -383,4 +383,43 @@ func (p *places) next() int {
 		}
 	}
 	return next
+}
+
+// requestsWaiting is how many requests wait for a place.
+var requestsWaiting = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	Name: "logplane_requests_waiting",
+	Help: "Requests that wait for others to be answered before they are served, by kind: read, write, heavy (a write that takes a processor for long), watch (its start).",
+}, []string{"kind"})
+
+// Take waits for a place, which end gives back.
+func (p *Places) Take(ctx context.Context, user string) (end func(), err error) {
+	taken, err := p.take(ctx, user)
+	return taken.end, err
+}
+
+// Share is how many places one user may have.
+func (p *Places) Share() int { return p.share }
+
+// Taken is how many places are taken.
+func (p *Places) Taken() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.taken
+}
+
+// Of is how many places a user has, how many of the user's requests wait for one, and how many are away from theirs.
+func (p *Places) Of(user string) (held, waiting, away int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if g := p.users[user]; g != nil {
+		held, waiting, away = g.held, len(g.waiting), g.away
+	}
+	return held, waiting, away
+}
+
+// Idle says that nobody has a place or waits for one.
+func (p *Places) Idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.users) == 0
 }
