@@ -71,6 +71,7 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageobjectinuseprotection"
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -90,7 +91,7 @@ type admissionPlugin struct {
 // concerns only the users of nodes. Left out are plugins that make a namespace in the middle of a request that does not
 // see it, plugins that need a mapper of kinds, and plugins of features that are off.
 var admissionPlugins = []admissionPlugin{
-	{boundsName, nil, true},
+	{cost.PluginName, cost.Register, true},
 	{admit.PluginName, admit.Register, false},
 	{lifecycle.PluginName, nil, true},
 	{antiaffinity.PluginName, antiaffinity.Register, false},
@@ -161,7 +162,7 @@ func (c Admission) chosen() ([]string, error) {
 	var names, known []string
 	for _, p := range admissionPlugins {
 		on := p.on
-		if p.name != boundsName { // this plugin keeps a process alive, so it cannot be disabled
+		if p.name != cost.PluginName { // this plugin keeps a process alive, so it cannot be disabled
 			known = append(known, p.name)
 			on = (on || slices.Contains(c.Enable, p.name)) && !slices.Contains(c.Disable, p.name)
 		}
@@ -216,7 +217,6 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	}
 	s.dynamic.Register(plugins)
 	s.quotas.Register(plugins)
-	plugins.Register(boundsName, newBounds)
 	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
 	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
 
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
@@ -111,7 +112,7 @@ plugins:
 		says      string
 	}{
 		{Admission{Enable: []string{"NoSuchPlugin"}}, "'NoSuchPlugin' is not known here"},
-		{Admission{Disable: []string{boundsName}}, "is not known here"},
+		{Admission{Disable: []string{cost.PluginName}}, "is not known here"},
 		{Admission{Enable: []string{"PodSecurity"}, Disable: []string{"PodSecurity"}}, "both enabled and disabled"},
 		{Admission{ConfigFile: file + ".missing"}, "no such file"},
 	} {

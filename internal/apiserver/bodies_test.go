@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 )
 
@@ -66,7 +67,7 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 func TestHeavyWritesTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
 	takeTurns(t, s, "ann")
-	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", heavyBody) + `"}}`}
+	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", cost.HeavyBody) + `"}}`}
 	copying := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"copy","from":"/data","path":"/data"}]`}
 	moving := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"move","from":"/data","path":"/data"}]`}
 	for user, code := range map[string]int{"ann": 429, "bob": 201, "root": 201} {

@@ -23,6 +23,7 @@ import (
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
@@ -81,6 +82,7 @@ func (s *Server) configure() error {
 		return err
 	}
 
+	s.cost = cost.New(cost.Config{Builtin: func(group string) bool { return s.groups[group] != nil }, Example: s.example, Logger: s.config.Logger})
 	transformers, err := resources.ReadEncryption(s.config.EncryptionConfigFile)
 	if err != nil {
 		return err
@@ -93,7 +95,7 @@ func (s *Server) configure() error {
 		Complete: s.complete,
 		Beside:   s.beside,
 		Within:   s.withinReach,
-		Wrap:     s.withPatches,
+		Wrap:     s.cost.Patchable,
 	})
 	if err != nil {
 		return fmt.Errorf("make stores: %w", err)

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -27,7 +28,7 @@ import (
 // are answered even earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
-	h = s.withContent(h)
+	h = s.cost.WithContent(h)
 	h = s.withRemote(h)
 	h = s.withPast(h) // after authorization: rights are today's
 	h = s.gate.WithWatchLimits(h)
@@ -63,7 +64,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withRequestInfo(h)
 	h = withPartOf(h)
 	h = s.withMoment(h)
-	h = s.withShortQuery(h)
+	h = withShortQuery(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)
 	h = s.withHealth(h)
 	if s.config.GoawayChance > 0 {
@@ -168,6 +169,19 @@ func withOptions(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodOptions {
 			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// withShortQuery refuses long queries.
+func withShortQuery(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.URL.RawQuery) > requests.MaxQuery {
+			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), requests.MaxQuery))
+			err.ErrStatus.Code = http.StatusRequestURITooLong
+			answers.Fail(w, r, err)
 			return
 		}
 		h.ServeHTTP(w, r)

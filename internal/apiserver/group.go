@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/emicklei/go-restful/v3"
+	"k8s.io/apimachinery/pkg/runtime"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
@@ -102,4 +103,21 @@ func (b *builtGroup) has(resource string) bool {
 		}
 	}
 	return false
+}
+
+// example is an empty object of what a request of a built-in group is about, nil if nothing serves it.
+func (s *Server) example(info *apirequest.RequestInfo) runtime.Object {
+	built, err := s.groups[info.APIGroup].get()
+	if err != nil {
+		return nil
+	}
+	name := info.Resource
+	if info.Subresource != "" {
+		name += "/" + info.Subresource
+	}
+	storage := built.info.VersionedResourcesStorageMap[info.APIVersion][name]
+	if storage == nil {
+		return nil
+	}
+	return storage.New()
 }

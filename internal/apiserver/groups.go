@@ -40,6 +40,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/plans"
@@ -157,7 +158,7 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	}
 	for _, byName := range info.VersionedResourcesStorageMap {
 		for _, storage := range byName {
-			boundMistakes(storage)
+			cost.BoundMistakes(storage)
 		}
 	}
 	route := func(resource string) (*restful.Container, error) {
@@ -231,7 +232,7 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 		MetaGroupVersion:            info.MetaGroupVersion,
 		ParameterCodec:              info.ParameterCodec,
 		Serializer:                  info.NegotiatedSerializer,
-		Creater:                     deepening{info.Scheme},
+		Creater:                     cost.Deepening(info.Scheme),
 		Convertor:                   info.Scheme,
 		ConvertabilityChecker:       info.Scheme,
 		Defaulter:                   info.Scheme,

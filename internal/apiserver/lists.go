@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"net/http"
-	"reflect"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -17,6 +16,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // serveResource serves a request for objects of a resource.
@@ -65,7 +65,7 @@ type shown struct {
 }
 
 func shownBy(registry rest.Storage) shown {
-	stores := storesIn(reflect.ValueOf(registry))
+	stores := resources.StoresIn(registry)
 	switch _, hides := registry.(*namespacestore.REST); {
 	case hides: // its store is unexported, and decorates nothing
 		return shown{known: true}

@@ -17,6 +17,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
@@ -121,8 +122,9 @@ type Server struct {
 	lives *lru.Cache[eventlog.Revision, life]
 	// aggregator forwards requests to the servers of remote APIServices.
 	aggregator *aggregation.Aggregator
-	// gate bounds what requests hold of the process.
+	// gate bounds what requests hold of the process, and cost what each makes it do.
 	gate *gate.Gate
+	cost *cost.Meter
 	// health answers health checks. initialized is true once this process has seen that the cluster is initialized.
 	health      *mux.PathRecorderMux
 	initialized atomic.Bool

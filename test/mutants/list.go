@@ -1628,7 +1628,7 @@ var list = []mutant{
 	},
 	{
 		name: "number-behind-an-escape",
-		file: "internal/apiserver/shape/number.go", old: "!bytes.Contains(text, []byte(`\\u`))", new: "true",
+		file: "internal/apiserver/cost/shape/number.go", old: "!bytes.Contains(text, []byte(`\\u`))", new: "true",
 		tests: "TestNumbers",
 		why:   "a quantity in an annotation takes a processor for minutes",
 	},

@@ -29,8 +29,8 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 	"github.com/logplane/logplane/internal/apiserver/listers"
-	"github.com/logplane/logplane/internal/apiserver/shape"
 	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"

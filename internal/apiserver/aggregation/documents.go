@@ -28,7 +28,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
-	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 	"github.com/logplane/logplane/internal/calls"
 )
 

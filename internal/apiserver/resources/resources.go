@@ -9,6 +9,7 @@ package resources
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 	serveroptions "k8s.io/apiserver/pkg/server/options"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage"
@@ -243,4 +245,32 @@ func DecorateShared(store *genericregistry.Store) {
 	store.Decorator = func(obj runtime.Object) {
 		_ = fanout.Decorate(obj, func(obj runtime.Object) error { decorate(obj); return nil })
 	}
+}
+
+// StoresIn finds the stores that upstream's registries embed.
+func StoresIn(registry rest.Storage) []*genericregistry.Store {
+	return storesIn(reflect.ValueOf(registry))
+}
+
+// storesIn is StoresIn for a value.
+func storesIn(v reflect.Value) (stores []*genericregistry.Store) {
+	switch v.Kind() {
+	case reflect.Interface, reflect.Pointer:
+		if store, ok := v.Interface().(*genericregistry.Store); ok {
+			if store != nil {
+				stores = append(stores, store)
+			}
+			return stores
+		}
+		if !v.IsNil() {
+			return storesIn(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.Anonymous && f.IsExported() {
+				stores = append(stores, storesIn(v.Field(i))...)
+			}
+		}
+	}
+	return stores
 }

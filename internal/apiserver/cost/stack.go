@@ -1,4 +1,4 @@
-package apiserver
+package cost
 
 import (
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,7 +17,11 @@ func deepen(i int) byte {
 	return room[i]
 }
 
-// deepening grows the stack in New, which upstream's create handler calls first in that goroutine.
+// Deepening makes objects as c does, and deepens the stack before. It is what upstream's create handler calls first in
+// that goroutine.
+func Deepening(c runtime.ObjectCreater) runtime.ObjectCreater { return deepening{c} }
+
+// deepening is what Deepening returns.
 type deepening struct{ runtime.ObjectCreater }
 
 // New implements runtime.ObjectCreater.

@@ -1,4 +1,4 @@
-package apiserver
+package cost
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
-	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
 // protobufPrefix begins every body of upstream's protobuf.

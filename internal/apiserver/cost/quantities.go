@@ -1,4 +1,4 @@
-package apiserver
+package cost
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
-	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
 // hpaAnnotations is the prefix of annotations that upstream parses as parts of an autoscaling/v1 object. They contain
@@ -37,14 +37,14 @@ var quantityType = reflect.TypeFor[resource.Quantity]()
 // checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Other texts may look
 // like such a quantity, the hash of a commit for example. So it checks only values that the body's type declares as
 // quantities.
-func (s *Server) checkQuantities(r *http.Request, body []byte) error {
+func (m *Meter) checkQuantities(r *http.Request, body []byte) error {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	media := mediaOf(r.Header.Get("Content-Type"))
-	if s.groups[info.APIGroup] == nil || strings.Contains(media, "protobuf") { // those in protobuf were checked already
+	if !m.config.Builtin(info.APIGroup) || strings.Contains(media, "protobuf") { // those in protobuf were checked already
 		return nil
 	}
 	if media == string(types.JSONPatchType) {
-		return s.checkPatchQuantities(info, body)
+		return m.checkPatchQuantities(info, body)
 	}
 	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So the body is decoded as
 	// upstream decodes it before it is searched for numbers.
@@ -71,7 +71,7 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	if !shape.HasLongNumberInJSON(body) {
 		return nil
 	}
-	root, err := s.rootTypes(info, kindsAt(body))
+	root, err := m.rootTypes(info, kindsAt(body))
 	if err != nil {
 		return err
 	}
@@ -91,11 +91,11 @@ const maxKinds = 2
 
 // rootTypes are the types that a body may be decoded to. Upstream decodes a body as the kind that it names, and only
 // then checks that this is the path's kind.
-func (s *Server) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
+func (m *Meter) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
 	if len(kinds) > maxKinds {
 		return nil, answers.Unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
 	}
-	root := sets.New(s.typesOf(info)...)
+	root := sets.New(m.typesOf(info)...)
 	root.Insert(typesNamed(kinds.UnsortedList()...)...)
 	return root.UnsortedList(), nil
 }
@@ -127,7 +127,7 @@ func kindsAt(object []byte) sets.Set[string] {
 
 // checkPatchQuantities checks each value that a JSON patch writes against the types at its path. The patch may not move
 // a value of another type to a path with quantities, since that value was not checked as one.
-func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) error {
+func (m *Meter) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) error {
 	operations, err := jsonpatch.DecodePatch(body)
 	if err != nil {
 		return nil // upstream reports it
@@ -136,7 +136,7 @@ func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte)
 	if err != nil {
 		return err
 	}
-	root, err := s.rootTypes(info, kinds)
+	root, err := m.rootTypes(info, kinds)
 	if err != nil {
 		return err
 	}
@@ -191,31 +191,6 @@ func kindsOf(operations jsonpatch.Patch) (sets.Set[string], error) {
 
 func refusedQuantity() error {
 	return apierrors.NewBadRequest("the body is refused: " + shape.ErrQuantity.Error())
-}
-
-// typesOf are the versioned types of the objects that a request is about.
-func (s *Server) typesOf(info *apirequest.RequestInfo) []reflect.Type {
-	built, err := s.groups[info.APIGroup].get()
-	if err != nil {
-		return nil // then it is not decoded either
-	}
-	name := info.Resource
-	if info.Subresource != "" {
-		name += "/" + info.Subresource
-	}
-	storage := built.info.VersionedResourcesStorageMap[info.APIVersion][name]
-	if storage == nil {
-		return nil
-	}
-	kinds, _, err := legacyscheme.Scheme.ObjectKinds(storage.New())
-	if err != nil {
-		return nil // types of other schemes have no quantities
-	}
-	var names []string
-	for _, kind := range kinds {
-		names = append(names, kind.Kind)
-	}
-	return typesNamed(names...)
 }
 
 // typesByKind are all versioned types, by the names of their kinds.
@@ -382,4 +357,21 @@ func holds(t reflect.Type, seen map[reflect.Type]bool) bool {
 		}
 	}
 	return false
+}
+
+// typesOf are the versioned types of the objects that a request is about.
+func (m *Meter) typesOf(info *apirequest.RequestInfo) []reflect.Type {
+	example := m.config.Example(info)
+	if example == nil {
+		return nil // and it is not decoded either
+	}
+	kinds, _, err := legacyscheme.Scheme.ObjectKinds(example)
+	if err != nil {
+		return nil // types of other schemes have no quantities
+	}
+	var names []string
+	for _, kind := range kinds {
+		names = append(names, kind.Kind)
+	}
+	return typesNamed(names...)
 }

@@ -1,4 +1,4 @@
-package apiserver
+package cost
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"k8s.io/kubernetes/pkg/apis/storage"
 
-	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
 // maxRights bounds how many rights a role's rules grant together. Upstream checks that users grant no more than they
@@ -47,14 +47,17 @@ const maxSigningRequest, maxModulusBits = 64 << 10, 16 << 10
 // maxUsages bounds the usages of a certificate, of which upstream knows 23, and the conditions of its request.
 const maxUsages = 100
 
-// boundsName is the name of the plugin in metrics.
-const boundsName = "Bounds"
+// PluginName is the name of the plugin in metrics.
+const PluginName = "Bounds"
 
 // bounds is an admission plugin that refuses objects whose validation in the registries would take too long.
 type bounds struct{ *admission.Handler }
 
-func newBounds(io.Reader) (admission.Interface, error) {
-	return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
+// Register registers the plugin.
+func Register(plugins *admission.Plugins) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
+		return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
+	})
 }
 
 // Admit implements admission.MutationInterface, because mutating plugins run before any check of a registry. It changes

@@ -1,4 +1,4 @@
-package apiserver
+package cost
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
-	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
 // The cost of a patch depends on the patch and on the object, and the code that applies it ignores deadlines. So the
@@ -185,8 +185,9 @@ type patchable struct {
 	logger *slog.Logger
 }
 
-func (s *Server) withPatches(store storage.Interface) storage.Interface {
-	return patchable{store, s.config.Logger}
+// Patchable bounds the patches of a store's objects, and grows the stack of each update at once.
+func (m *Meter) Patchable(store storage.Interface) storage.Interface {
+	return patchable{store, m.config.Logger}
 }
 
 // GuaranteedUpdate implements storage.Interface.

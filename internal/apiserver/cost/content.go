@@ -1,8 +1,7 @@
-package apiserver
+package cost
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -10,40 +9,27 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 	"github.com/logplane/logplane/internal/apiserver/requests"
-	"github.com/logplane/logplane/internal/apiserver/shape"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withShortQuery refuses long queries.
-func (s *Server) withShortQuery(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if len(r.URL.RawQuery) > requests.MaxQuery {
-			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), requests.MaxQuery))
-			err.ErrStatus.Code = http.StatusRequestURITooLong
-			answers.Fail(w, r, err)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
-}
-
-// withContent refuses a body whose cost is out of proportion to its size, before upstream looks at it. The whole body
+// WithContent refuses a body whose cost is out of proportion to its size, before upstream looks at it. The whole body
 // has arrived by then (gate.WithBody). The measured costs of a patch stay with the request (patches.go).
-func (s *Server) withContent(h http.Handler) http.Handler {
+func (m *Meter) WithContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := r.Body.(*requests.Body)
 		if !ok {
 			h.ServeHTTP(w, r)
 			return
 		}
-		if len(body.All) > heavyBody { // measuring a large body takes long, too
+		if len(body.All) > HeavyBody { // measuring a large body takes long, too
 			if err := kubestore.TakeTurn(r.Context()); err != nil {
 				answers.Fail(w, r, err)
 				return
 			}
 		}
-		checked, err := s.checkBody(r, body.All)
+		checked, err := m.checkBody(r, body.All)
 		if err != nil {
 			answers.Fail(w, r, err)
 			return
@@ -59,22 +45,22 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 	})
 }
 
-// heavyBody is the size of a body that keeps a processor busy for some milliseconds. A request with a larger body takes
+// HeavyBody is the size of a body that keeps a processor busy for some milliseconds. A request with a larger body takes
 // a turn. The requests of one user get turns for half of the processors, so that other users find a processor free. A
 // JSON patch that copies takes a turn too: 2 KB of it can take as long.
-const heavyBody = 256 << 10
+const HeavyBody = 256 << 10
 
 // checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and the code
 // after them. It also refuses protobuf that no encoder writes. The request that it returns carries the costs of its
 // patch.
-func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) {
+func (m *Meter) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
-	if info.IsResourceRequest && s.groups[info.APIGroup] == nil && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
+	if info.IsResourceRequest && !m.config.Builtin(info.APIGroup) && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
 		return r, nil // will be refused, unless it holds DeleteOptions, in which nothing nests
 	}
 	measured, err := measure(r.Header.Get("Content-Type"), body)
 	if err == nil && info.IsResourceRequest {
-		if err := s.checkQuantities(r, body); err != nil {
+		if err := m.checkQuantities(r, body); err != nil {
 			return nil, err
 		}
 	}
