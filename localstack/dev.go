@@ -23,6 +23,7 @@ import (
 	"github.com/logplane/logplane/eventlog/embedded"
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -134,7 +135,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	}
 	cell.Feed = fanout.NewFeed(cell.Projection)
 	cell.Writable = d.log.Writable
-	access, err := d.openAccess(c)
+	authentication, err := d.openAccess(c)
 	if err != nil {
 		return err
 	}
@@ -142,8 +143,8 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
 		Watches: gate.WatchLimits{User: c.MaxWatches},
 		Flagz:   c.Flagz, ForbidPrivileged: c.ForbidPrivileged,
-		Authentication: access, RootCAFile: access.ClientCAFile, // dev's authority signs both
-		Authorization: apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
+		Authentication: authentication, RootCAFile: authentication.ClientCAFile, // dev's authority signs both
+		Authorization: access.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
 	})
 	if err != nil {
 		return err
@@ -323,39 +324,39 @@ func openBucket(c Config) (bucket.Bucket, error) {
 }
 
 // openAccess makes the missing keys and certificates, and returns how requests are authenticated.
-func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
+func (d *Dev) openAccess(c Config) (access.Authentication, error) {
 	key, err := ensureSigningKey(c.Folder)
 	if err != nil {
-		return apiserver.Authentication{}, err
+		return access.Authentication{}, err
 	}
-	access := apiserver.Authentication{ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key}}
+	authentication := access.Authentication{ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key}}
 	if !c.Secure {
-		return access, nil
+		return authentication, nil
 	}
 	if err := trust.File(key); err != nil {
-		return access, fmt.Errorf("read the key of service accounts: %w", err)
+		return authentication, fmt.Errorf("read the key of service accounts: %w", err)
 	}
 	authority, err := ensureAuthority(c.Folder)
 	if err != nil {
-		return access, err
+		return authentication, err
 	}
 	host, _, err := net.SplitHostPort(d.address)
 	if err != nil {
-		return access, err
+		return authentication, err
 	}
 	signed, private, err := authority.server(host)
 	if err != nil {
-		return access, err
+		return authentication, err
 	}
 	certificate, err := tls.X509KeyPair(signed, private)
 	if err != nil {
-		return access, err
+		return authentication, err
 	}
 	d.tls = serving.TLS(func() tls.Certificate { return certificate }, true)
 	d.client.CAData = authority.PEM()
 	d.client.CertData, d.client.KeyData, err = authority.admin()
-	access.ClientCAFile = authority.Path
-	return access, err
+	authentication.ClientCAFile = authority.Path
+	return authentication, err
 }
 
 // URL is the API's address.

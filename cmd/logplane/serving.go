@@ -40,7 +40,7 @@ type serving struct {
 	goawayChance            float64
 	hsts                    []string
 	tracing                 string
-	audit                   apiserver.Audit
+	audit                   access.Audit
 	flags                   *pflag.FlagSet
 	proxying                proxying
 	trust                   aggregation.Trust
@@ -189,8 +189,8 @@ var maxAge = regexp.MustCompile(`^max-age=[0-9]+$`)
 
 func (s *serving) authenticated() bool { return s.authentication().Configured() }
 
-func (s *serving) authentication() apiserver.Authentication {
-	return apiserver.Authentication{
+func (s *serving) authentication() access.Authentication {
+	return access.Authentication{
 		TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile, ConfigFile: s.authenticationConfig, Reviews: s.reviews, ServiceAccounts: s.accounts,
 	}
 }
@@ -219,7 +219,7 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.BeyondLoopback = s.lambda || !serve.IsLoopback(s.listen)
 	s.accounts.NoExtension = !s.extend
 	c.Authentication = s.authentication()
-	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode, ConfigFile: s.authorizationConfig}
+	c.Authorization = access.Authorization{Mode: s.authorizationMode, ConfigFile: s.authorizationConfig}
 	if s.authorizationMode == "" && s.authorizationConfig == "" {
 		c.Authorization.Mode = "RBAC"
 	}

@@ -30,6 +30,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
@@ -47,8 +48,8 @@ func newPersons(t *testing.T) *persons {
 	p.audit = filepath.Join(folder, "audit")
 	require.NoError(t, os.WriteFile(tokens, []byte("alice,alice,,system:masters\nbob,bob,,system:masters\n"), 0o600))
 	require.NoError(t, os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": "Metadata", "verbs": ["delete", "deletecollection"]}]}`), 0o600))
-	server, err := apiserver.New(apiserver.Config{Cell: p.cell, Authentication: apiserver.Authentication{TokenFile: tokens},
-		Authorization: apiserver.Authorization{Mode: "RBAC"}, Audit: apiserver.Audit{PolicyFile: policy, LogPath: p.audit}})
+	server, err := apiserver.New(apiserver.Config{Cell: p.cell, Authentication: access.Authentication{TokenFile: tokens},
+		Authorization: access.Authorization{Mode: "RBAC"}, Audit: access.Audit{PolicyFile: policy, LogPath: p.audit}})
 	require.NoError(t, err)
 	p.server = server
 	p.restart()

@@ -67,7 +67,7 @@ func TestIssuersOfTokens(t *testing.T) {
 	s.must(t, 401, request{method: "GET", path: "/api/v1/namespaces/default/secrets"})
 	s.must(t, 401, version.bearing("another"))
 
-	_, err := New(Config{Cell: newCell(t), Authentication: Authentication{ConfigFile: theirs.Config(t, `,"anonymous":{"enabled":true}`)}})
+	_, err := New(Config{Cell: newCell(t), Authentication: access.Authentication{ConfigFile: theirs.Config(t, `,"anonymous":{"enabled":true}`)}})
 	require.ErrorContains(t, err, "--authorization-mode RBAC", "everybody would be an administrator")
 }
 
@@ -163,9 +163,9 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	require.GreaterOrEqual(t, late.code, 403, late.body)
 	require.Less(t, time.Since(began), 20*time.Second, "the webhook's time is the request's")
 
-	_, err := New(Config{Cell: newCell(t), Authorization: Authorization{Mode: "RBAC", ConfigFile: "x"}})
+	_, err := New(Config{Cell: newCell(t), Authorization: access.Authorization{Mode: "RBAC", ConfigFile: "x"}})
 	require.ErrorContains(t, err, "either")
-	_, err = New(Config{Cell: newCell(t), Authorization: Authorization{ConfigFile: "missing"}})
+	_, err = New(Config{Cell: newCell(t), Authorization: access.Authorization{ConfigFile: "missing"}})
 	require.ErrorContains(t, err, "missing")
 }
 

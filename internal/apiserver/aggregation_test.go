@@ -35,6 +35,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/test/product"
@@ -256,7 +257,7 @@ func (s *Server) sender(t *testing.T, user string) func(int, request) answer {
 // it.
 func TestRequestsAreForwarded(t *testing.T) {
 	remote := newRemoteServer(t)
-	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Authorization = Authorization{Mode: "RBAC"} })
+	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Authorization = access.Authorization{Mode: "RBAC"} })
 	root := s.sender(t, "root")
 	root(404, request{method: "GET", path: flunders})
 	remote.register(t, root)

@@ -9,7 +9,7 @@
 //     place (gate/places.go), catches up with the log once, and authorizes.
 //  2. dispatch.go chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
 //  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
-//  4. admission.go, authz.go and upstream's own lookups read through listers, at the newest view.
+//  4. admission.go, access/authz.go and upstream's own lookups read through listers, at the newest view.
 //  5. The registry reads and writes through its store, which is one of kubestore's (resources).
 package apiserver
 

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
@@ -41,7 +42,7 @@ rules:
 // recording makes a server write records to a file. records returns those since its last call.
 func recording(t testing.TB) (change func(*Config), records func() []auditv1.Event) {
 	t.Helper()
-	audit := Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
+	audit := access.Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
 	read := 0
 	return func(c *Config) { c.Audit = audit }, func() []auditv1.Event {
 		t.Helper()
@@ -83,7 +84,7 @@ func allTold(records []auditv1.Event) (all []string) {
 func TestAudit(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, withTokens(t), change, func(c *Config) {
-		c.Authorization = Authorization{Mode: "RBAC"}
+		c.Authorization = access.Authorization{Mode: "RBAC"}
 		c.Requests = gate.RequestLimits{InFlight: 1, Timeout: time.Second}
 	})
 	records()
@@ -220,7 +221,9 @@ func TestAuditOfAdmission(t *testing.T) {
 // TestAuditLogMayBeMoved: after the file was moved away, records go to a new file.
 func TestAuditLogMayBeMoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	s := newServer(t, func(c *Config) { c.Audit = Audit{PolicyFile: auditPolicy(t), LogPath: path, LogFormat: "legacy"} })
+	s := newServer(t, func(c *Config) {
+		c.Audit = access.Audit{PolicyFile: auditPolicy(t), LogPath: path, LogFormat: "legacy"}
+	})
 	require.NoError(t, os.Rename(path, path+".1"))
 	s.must(t, 200, request{method: "GET", path: configMaps})
 	moved, err := os.ReadFile(path + ".1")
@@ -300,7 +303,7 @@ func TestAuditWebhook(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			receiver := newAuditReceiver(t)
 			s := newServer(t, func(c *Config) {
-				c.Audit = Audit{PolicyFile: auditPolicy(t), WebhookConfigFile: receiver.kubeconfig(t), WebhookMode: mode}
+				c.Audit = access.Audit{PolicyFile: auditPolicy(t), WebhookConfigFile: receiver.kubeconfig(t), WebhookMode: mode}
 			})
 			receiver.received()
 			create := func(code int, name string) {
@@ -321,39 +324,5 @@ func TestAuditWebhook(t *testing.T) {
 				create(409, "b")
 			}
 		})
-	}
-}
-
-// TestAuditFlags: flags that do not fit together are refused, and the error names the flags to give.
-func TestAuditFlags(t *testing.T) {
-	for message, a := range map[string]Audit{
-		"need --audit-policy-file": {LogPath: "-"},
-		"needs --audit-log-path":   {PolicyFile: "p"},
-		"'legacy', 'json'":         {PolicyFile: "p", LogPath: "-", LogFormat: "xml"},
-		"--audit-webhook-mode is 'batch': it must be one of 'blocking', 'blocking-strict'": {PolicyFile: "p", WebhookConfigFile: "w", WebhookMode: "batch"},
-	} {
-		require.ErrorContains(t, a.Check(), message)
-	}
-	require.NoError(t, Audit{}.Check())
-	for policy, refused := range map[string]bool{
-		"omitStages: [RequestReceived]\nrules: [{level: Metadata}]":                                   true,
-		"rules: [{level: None, omitStages: [RequestReceived]}, {level: Metadata}]":                    false,
-		"rules: [{level: None, users: [a]}, {level: Metadata, omitStages: [Panic, RequestReceived]}]": true,
-	} {
-		path := filepath.Join(t.TempDir(), "policy.yaml")
-		require.NoError(t, os.WriteFile(path, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n"+policy), 0o600))
-		log := filepath.Join(t.TempDir(), "log")
-		_, _, err := Audit{PolicyFile: path, LogPath: log, LogMode: auditStrict}.open()
-		require.Equal(t, refused, err != nil && strings.Contains(err.Error(), "--audit-policy-file omits the stage RequestReceived"), "%s: %v", policy, err)
-		_, _, err = Audit{PolicyFile: path, LogPath: log, WebhookMode: auditStrict}.open() // without a webhook
-		require.NoError(t, err)
-	}
-	for _, a := range []Audit{
-		{PolicyFile: filepath.Join(t.TempDir(), "missing"), LogPath: "-"},
-		{PolicyFile: auditPolicy(t), LogPath: t.TempDir()},
-		{PolicyFile: auditPolicy(t), WebhookConfigFile: filepath.Join(t.TempDir(), "missing")},
-	} {
-		_, _, err := a.open()
-		require.Error(t, err)
 	}
 }

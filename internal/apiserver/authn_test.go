@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver/access"
 )
 
 // authority signs certificates.
@@ -59,8 +61,8 @@ func TestClientCertificates(t *testing.T) {
 	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.cert.Raw}), 0o600))
 	require.NoError(t, os.WriteFile(tokens, []byte("root-token,root,1,system:masters\n"), 0o600))
 	s := newServer(t, func(c *Config) {
-		c.Authentication = Authentication{ClientCAFile: roots, TokenFile: tokens, Anonymous: true}
-		c.Authorization = Authorization{Mode: "RBAC"}
+		c.Authentication = access.Authentication{ClientCAFile: roots, TokenFile: tokens, Anonymous: true}
+		c.Authorization = access.Authorization{Mode: "RBAC"}
 	})
 	code := func(token string, certs ...*x509.Certificate) int {
 		r := httptest.NewRequest("GET", configMaps, nil)
@@ -84,30 +86,10 @@ func TestClientCertificates(t *testing.T) {
 }
 
 func TestAuthenticationConfiguration(t *testing.T) {
-	for _, a := range []Authentication{{TokenFile: "missing"}, {ClientCAFile: "missing"}, {ClientCAFile: os.DevNull}} {
+	for _, a := range []access.Authentication{{TokenFile: "missing"}, {ClientCAFile: "missing"}, {ClientCAFile: os.DevNull}} {
 		_, err := New(Config{Cell: newCell(t), Authentication: a})
 		require.Error(t, err)
 	}
-	_, err := New(Config{Cell: newCell(t), Authorization: Authorization{Mode: "Wishful"}})
+	_, err := New(Config{Cell: newCell(t), Authorization: access.Authorization{Mode: "Wishful"}})
 	require.ErrorContains(t, err, "Wishful")
-}
-
-// A token file is refused if it would lock everybody out, or give a user's token to another one unnoticed. The message
-// contains no token.
-func TestTokenFilesThatMakeNoSense(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tokens.csv")
-	for content, says := range map[string]string{
-		"":                           "has no token",
-		"secret,a,1\nsecret,b,2\n":   "the token of user 'a' for user 'b'",
-		"secret,a\n":                 "must have at least 3 columns",
-		"secret,a,1\n\"secret2,b,2,": "quote",
-	} {
-		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-		_, err := readTokens(path)
-		require.ErrorContains(t, err, says, content)
-		require.NotContains(t, err.Error(), "secret")
-	}
-	require.NoError(t, os.WriteFile(path, []byte("secret,a,1\nsecret2,b,2,\"g,h\"\n"), 0o600))
-	_, err := readTokens(path)
-	require.NoError(t, err)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -57,7 +58,7 @@ func withUsers(t testing.TB, users ...string) func(*Config) {
 
 // newGuarded makes a server with tokens and RBAC.
 func newGuarded(t testing.TB) *Server {
-	return newServer(t, withTokens(t), func(c *Config) { c.Authorization = Authorization{Mode: "RBAC"} })
+	return newServer(t, withTokens(t), func(c *Config) { c.Authorization = access.Authorization{Mode: "RBAC"} })
 }
 
 func (s *Server) must(t testing.TB, code int, r request) answer {
@@ -200,35 +201,7 @@ func TestAggregatedClusterRoles(t *testing.T) {
 // A web page cannot use a server that trusts everyone on this machine.
 func TestLoopbackOnly(t *testing.T) {
 	s := newServer(t, func(c *Config) { c.LoopbackOnly = true })
-	for _, c := range []struct {
-		host, origin string
-		allowed      bool
-	}{
-		{"localhost:7373", "", true},
-		{"127.0.0.1:7373", "", true},
-		{"[::1]:7373", "", true},
-		{"localhost", "http://localhost", true},
-		{"localhost:7373", "http://localhost:7373", true},
-		{"localhost:7373", "http://localhost:8080", false},
-		{"localhost:7373", "https://evil.example", false},
-		{"localhost:7373", "null", false},
-		{"evil.example:7373", "", false},
-		{"127.0.0.1.evil.example", "", false},
-		{"", "", false},
-	} {
-		require.Equal(t, c.allowed, checkLoopbackHost(&http.Request{Host: c.host, Header: originHeader(c.origin)}) == nil, "%v", c)
-	}
-	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // what a proxy adds
-		require.Equal(t, allowed, checkLoopbackHost(&http.Request{Host: "localhost", Header: http.Header{"X-Forwarded-For": {from}}}) == nil, from)
-	}
 	s.must(t, 200, request{method: "GET", path: configMaps})
-	refused := s.must(t, 403, request{method: "GET", path: configMaps, header: originHeader("https://evil.example")})
+	refused := s.must(t, 403, request{method: "GET", path: configMaps, header: http.Header{"Origin": {"https://evil.example"}}})
 	require.Equal(t, "Status", refused.object(t)["kind"])
-}
-
-func originHeader(origin string) http.Header {
-	if origin == "" {
-		return http.Header{}
-	}
-	return http.Header{"Origin": {origin}}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection/cache"
 )
@@ -138,7 +139,7 @@ func rbacLoad(b *testing.B, n int) *Server {
 	path := filepath.Join(b.TempDir(), "tokens.csv")
 	require.NoError(b, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\ncid-token,cid,4\n"), 0o600))
 	s := newServer(b, func(c *Config) {
-		c.Authentication, c.Authorization = Authentication{TokenFile: path}, Authorization{Mode: "RBAC"}
+		c.Authentication, c.Authorization = access.Authentication{TokenFile: path}, access.Authorization{Mode: "RBAC"}
 	})
 	require.NoError(b, s.Bootstrap(b.Context()))
 	bind := func(where, name, user, role string) {

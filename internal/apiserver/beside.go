@@ -7,12 +7,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -45,7 +47,10 @@ func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc 
 	case corev1.Resource("resourcequotas"):
 		return s.quotas.Complete
 	case corev1.Resource("secrets"):
-		return s.fillSecret
+		return func(ctx context.Context, v *projection.View, before, after runtime.Object) error {
+			secrets := tokens.Secrets{Tokens: s.tokens, Account: s.listers.IndexerOf(&corev1.ServiceAccount{}).GetAt, RootCA: s.rootCA}
+			return secrets.Fill(ctx, v, before, after)
+		}
 	}
 	return nil
 }

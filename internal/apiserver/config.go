@@ -1,7 +1,11 @@
 package apiserver
 
 import (
+	"bytes"
 	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"os"
 	"sync"
@@ -20,6 +24,7 @@ import (
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/answers"
@@ -35,6 +40,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/calls"
 )
 
@@ -78,7 +84,7 @@ func (s *Server) configure() error {
 	s.generic = c
 
 	var err error
-	if c.AuditBackend, c.AuditPolicyRuleEvaluator, err = s.config.Audit.open(); err != nil {
+	if c.AuditBackend, c.AuditPolicyRuleEvaluator, err = s.config.Audit.Open(); err != nil {
 		return err
 	}
 
@@ -142,17 +148,15 @@ func (s *Server) configure() error {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
 	c.Authentication.APIAudiences = s.tokens.Audiences()
-	issuers, err := s.config.Authentication.issuers(s.config.Authorization)
+	s.access, err = access.New(access.Config{
+		Authentication: s.config.Authentication, Authorization: s.config.Authorization, IsOwn: s.isOwn,
+		Accounts: accounts, Audiences: c.Authentication.APIAudiences, Rules: s.rules, Nodes: s.nodes,
+	})
 	if err != nil {
-		return fmt.Errorf("configure authentication: %w", err)
+		return err
 	}
-	if s.credentials, err = s.config.Authentication.credentials(s.isOwn, accounts, issuers, c.Authentication.APIAudiences); err != nil {
-		return fmt.Errorf("configure authentication: %w", err)
-	}
-	c.Authentication.Authenticator = s.config.Authentication.authenticator(s.credentials, issuers)
-	if c.Authorization.Authorizer, c.RuleResolver, err = s.config.Authorization.authorizer(s.rules, s.nodes); err != nil {
-		return fmt.Errorf("configure authorization: %w", err)
-	}
+	c.Authentication.Authenticator = s.access.Authenticator
+	c.Authorization.Authorizer, c.RuleResolver = s.access.Authorizer, s.access.Rules
 	if c.AdmissionControl, err = newAdmission(s); err != nil {
 		return fmt.Errorf("make admission: %w", err)
 	}
@@ -171,4 +175,33 @@ func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 // minRequestTimeout is the shortest lifetime of a watch that sets no timeout.
 func (s *Server) minRequestTimeout() time.Duration {
 	return time.Duration(s.generic.MinRequestTimeout) * time.Second
+}
+
+// isOwn says whether this server shows the certificate to kubelets or to remote API servers.
+func (s *Server) isOwn(c *x509.Certificate) bool {
+	is := func(own *tls.Certificate) bool { return own != nil && bytes.Equal(own.Certificate[0], c.Raw) }
+	return is(s.aggregator.Certificate()) || s.kubelets != nil && is(s.kubelets.Get().certificate)
+}
+
+// newTokens makes the issuer and verifier of service accounts' tokens, nil if these are not configured.
+func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
+	c := s.config.Authentication.ServiceAccounts
+	c.ExternalAddress = s.generic.ExternalAddress
+	t, err := tokens.New(c)
+	if t == nil || err != nil {
+		return nil, nil, err
+	}
+	core := s.listers.Core().V1()
+	return t, t.Authenticator(tokens.Objects{
+		Accounts: core.ServiceAccounts().Lister(), Pods: core.Pods().Lister(), Secrets: core.Secrets().Lister(), Nodes: core.Nodes().Lister(),
+	}, s.catchUp), nil
+}
+
+// catchUp reads the log so that a token can be verified, before the request has its view. If the log does not answer, a
+// good token must not count as bad. Upstream answers 401 to every error, so catchUp reports its error as listers do.
+func (s *Server) catchUp(ctx context.Context) error {
+	if _, err := s.config.Cell.Consistent(ctx); err != nil {
+		listers.Fail(ctx, err)
+	}
+	return nil
 }

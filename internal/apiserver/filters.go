@@ -13,6 +13,7 @@ import (
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/routine"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/requests"
@@ -47,7 +48,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withWatcher(h)
 	if s.recorded() {
 		h = routine.WithRoutine(h, requests.IsLongRunning) // a watch's last audit record is written when the watch ends
-		h = s.withAudit(h)
+		h = access.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	}
 	if s.config.TracingConfigFile != "" { // an administrator's trace continues here, anybody else's is only linked
 		h = genericapifilters.WithTracing(h, c.TracerProvider)
@@ -73,7 +74,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = genericapifilters.WithCacheControl(h)
 	h = genericfilters.WithHSTS(h, s.config.HSTSDirectives)
 	h = withOptions(h)
-	h = s.withLoopbackHost(h)
+	if s.config.LoopbackOnly {
+		h = access.WithLoopbackHost(h)
+	}
 	h = answers.WithRecovery(h, s.config.Logger)
 	h = answers.WithLog(h, s.config.Logger)
 	h = genericapifilters.WithAuditInit(h)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -23,19 +24,19 @@ import (
 // idle connections to them may be kept.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	receiver := newAuditReceiver(t)
-	recorded := Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
-	for name, audit := range map[string]Audit{"not recorded": {}, "recorded": recorded} {
+	recorded := access.Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
+	for name, audit := range map[string]access.Audit{"not recorded": {}, "recorded": recorded} {
 		t.Run(name, func(t *testing.T) { noGoroutineIsLeft(t, newCell(t), audit) })
 	}
 	t.Run("watched", func(t *testing.T) {
 		c := Config{Cell: newCell(t)}
 		withFeed(t)(&c)
-		noGoroutineIsLeft(t, c.Cell, Audit{})
+		noGoroutineIsLeft(t, c.Cell, access.Audit{})
 	})
 	require.NotEmpty(t, receiver.received())
 }
 
-func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit Audit) {
+func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit access.Audit) {
 	_, err := cell.Projection.Latest(t.Context()) // starts goroutines of the log's client, which do not count
 	require.NoError(t, err)
 	remote, hook := newRemoteServer(t), newWebhookServer(t)
@@ -46,7 +47,7 @@ func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit Audit) {
 		watchOnce(t, other)
 	}
 	before := runtime.NumGoroutine()
-	c := Config{Cell: cell, Authorization: Authorization{Mode: "RBAC"}, Audit: audit}
+	c := Config{Cell: cell, Authorization: access.Authorization{Mode: "RBAC"}, Audit: audit}
 	file(&c)
 	proxy(&c)
 	c.Authentication.ServiceAccounts = tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}

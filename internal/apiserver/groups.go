@@ -84,7 +84,9 @@ func builtins() []struct {
 			return aggregation.NewStorage(s.stores, s.definitions)
 		}},
 		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
-		{"authentication.k8s.io", newAuthenticationStorage},
+		{"authentication.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return s.access.NewStorage(s.generic.MergedResourceConfig, s.stores)
+		}},
 		{"authorization.k8s.io", from(func(s *Server) storageProvider {
 			return authorizationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, RuleResolver: s.generic.RuleResolver}
 		})},

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -36,7 +37,7 @@ func newArchive(t *testing.T, changes ...func(*Config)) *Server {
 		Checkpoints: []projection.CheckpointRule{{Every: 50 * time.Millisecond, Keep: time.Hour}}})
 	require.NoError(t, err)
 	config := Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
-		Authentication: Authentication{TokenFile: path}, Authorization: Authorization{Mode: "RBAC"}}
+		Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"}}
 	for _, change := range changes {
 		change(&config)
 	}

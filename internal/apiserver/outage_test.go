@@ -29,6 +29,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
@@ -70,7 +71,7 @@ func newOutage(t *testing.T) outage {
 		require.NoError(t, err)
 		s, err := New(Config{
 			Cell:           kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(p), Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
-			Authentication: Authentication{TokenFile: path}, Authorization: Authorization{Mode: "RBAC"},
+			Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"},
 		})
 		require.NoError(t, err)
 		return s

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -46,7 +47,7 @@ func TestRevokedIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
 	one, other, projector := twoServers(t, func(c *Config) {
-		c.Authentication, c.Authorization = Authentication{TokenFile: path}, Authorization{Mode: "RBAC"}
+		c.Authentication, c.Authorization = access.Authentication{TokenFile: path}, access.Authorization{Mode: "RBAC"}
 	})
 	one.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`}.as("root"))
 	one.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list"]}]}`}.as("root"))
@@ -87,7 +88,7 @@ func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
 	guarded := func(c *Config) {
-		c.Authentication, c.Authorization = Authentication{TokenFile: path}, Authorization{Mode: "RBAC"}
+		c.Authentication, c.Authorization = access.Authentication{TokenFile: path}, access.Authorization{Mode: "RBAC"}
 	}
 	log, bucket := eventlogtest.Log(t), memory.Strict(t)
 	process := func() *Server {

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -308,7 +309,7 @@ func TestReachOfAForgottenNamespace(t *testing.T) {
 		Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, HistoryRules: []projection.HistoryRule{{Prefix: "/namespaces"}}})
 	require.NoError(t, err)
 	s := newServer(t, withTokens(t), func(c *Config) {
-		c.Authorization = Authorization{Mode: "RBAC"}
+		c.Authorization = access.Authorization{Mode: "RBAC"}
 		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}
 	})
 	commit := func() projection.Revision {
@@ -350,7 +351,7 @@ func TestWhatAReachCosts(t *testing.T) {
 		change(&c)
 		p, err := projection.Open(c)
 		require.NoError(t, err)
-		of := Config{Authorization: Authorization{Mode: "RBAC"}, Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}}
+		of := Config{Authorization: access.Authorization{Mode: "RBAC"}, Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}}
 		users(&of)
 		s, err := New(of)
 		require.NoError(t, err)

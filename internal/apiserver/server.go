@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/cost"
@@ -47,8 +47,8 @@ type Config struct {
 	// address means this machine.
 	BeyondLoopback bool
 	// Authentication and Authorization say who may do what. With their zero values, everybody may do everything.
-	Authentication Authentication
-	Authorization  Authorization
+	Authentication access.Authentication
+	Authorization  access.Authorization
 	Admission      Admission
 	// TracingConfigFile is kube-apiserver's --tracing-config-file; empty for no traces.
 	TracingConfigFile string
@@ -56,7 +56,7 @@ type Config struct {
 	// --root-ca-file. Each namespace gets it in a ConfigMap, so that its Pods trust this API. Empty for none.
 	RootCAFile string
 	// Audit says which requests are recorded.
-	Audit Audit
+	Audit access.Audit
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
 	EncryptionConfigFile string
 	// Kubelets says whether and how nodes are reached.
@@ -107,10 +107,10 @@ type Server struct {
 	// namespaces and quotas check writes, and add other writes to them (beside.go).
 	namespaces *namespaces.Namespaces
 	quotas     *quotas.Quotas
-	// tokens issues tokens of service accounts, nil if there is no issuer. credentials authenticates requests, and the
-	// tokens that a TokenReview asks about.
-	tokens      *tokens.Tokens
-	credentials authenticator.Request
+	// tokens issues tokens of service accounts, nil if there is no issuer.
+	tokens *tokens.Tokens
+	// access says who clients are and what they may do.
+	access *access.Access
 	// loopback is the configuration of a client, as system:apiserver, that calls Handler inside this process.
 	loopback *rest.Config
 	// client uses loopback, with protobuf.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
@@ -46,7 +47,7 @@ func withAccounts(t testing.TB, c tokens.Config) func(*Config) {
 	return func(config *Config) {
 		file(config)
 		config.Authentication.ServiceAccounts = c
-		config.Authorization = Authorization{Mode: "RBAC"}
+		config.Authorization = access.Authorization{Mode: "RBAC"}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apiserver/pkg/server/flagz"
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/logplane/logplane/internal/apiserver/access"
 )
 
 // TestZPages: '/flagz' and '/statusz' are for users whom RBAC allows, for example by upstream's role system:monitoring.
@@ -19,7 +21,7 @@ func TestZPages(t *testing.T) {
 	flags.String("nats", "nats://user:secret@host", "")
 	require.NoError(t, flags.SetAnnotation("nats", "classified", []string{"true"}))
 	s := newServer(t, withTokens(t), func(c *Config) {
-		c.Authorization = Authorization{Mode: "RBAC"}
+		c.Authorization = access.Authorization{Mode: "RBAC"}
 		c.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"test": flags}}}
 	})
 	require.NoError(t, s.Bootstrap(t.Context()))

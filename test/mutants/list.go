@@ -1457,9 +1457,9 @@ var list = []mutant{
 	},
 	{
 		name: "watch-outlives-its-token",
-		file: "internal/apiserver/authn.go", old: "endAt(claims.Expiry.Time().Add(leeway))", new: "_ = endAt",
-		tests: "TestWatchesEndWithTheirCredentials",
-		why:   "who had a token for minutes watches for as long as an hour",
+		file: "internal/apiserver/access/authn.go", old: "endAt(claims.Expiry.Time().Add(leeway))", new: "_ = endAt",
+		tests: "TestWatchesEndWithTheirCredentials", in: "internal/apiserver",
+		why: "who had a token for minutes watches for as long as an hour",
 	},
 	// who wrote what
 	{
@@ -1592,7 +1592,7 @@ var list = []mutant{
 	},
 	{
 		name: "own-certificate-believed",
-		file: "internal/apiserver/authn.go", old: "isOwn(r.TLS.PeerCertificates[0])", new: "false",
+		file: "internal/apiserver/access/authn.go", old: "isOwn(r.TLS.PeerCertificates[0])", new: "false",
 		tests: "TestCallsToItself", in: "internal/apiserver",
 		why: "whoever names a node is an administrator",
 	},

@@ -27,6 +27,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -83,7 +84,7 @@ func (c *cell) serve() {
 	require.NoError(c.t, err)
 	w, err := watcher.New(watcher.Config{Config: apiserver.Config{
 		Cell:          kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))},
-		Authorization: apiserver.Authorization{Mode: "RBAC"},
+		Authorization: access.Authorization{Mode: "RBAC"},
 	}})
 	require.NoError(c.t, err)
 	ctx, stop := context.WithCancel(context.Background())

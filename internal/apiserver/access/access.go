@@ -1,4 +1,5 @@
-// Package access asks other servers who a client is and what it may do.
+// Package access says who a client is, what it may do, and which of its requests are recorded. It asks others if it is
+// configured so.
 //
 // Nouns. An issuer is a server of OpenID Connect. It signs tokens, which are JWTs, and publishes the keys that verify
 // them. A review is a webhook's answer that names the user of a token. An authorizer decides whether a user may do
@@ -10,15 +11,20 @@
 package access
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/nodes"
+	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/calls"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -77,4 +83,47 @@ func client(kubeconfig string) (*rest.Config, error) {
 	}
 	c.Transport = placed{c.Transport}
 	return c, nil
+}
+
+// Config of an Access.
+type Config struct {
+	Authentication Authentication
+	Authorization  Authorization
+	// IsOwn says whether a certificate is the server's own. Such a one is nobody's credential.
+	IsOwn func(*x509.Certificate) bool
+	// Accounts knows the tokens of service accounts, nil for none. Audiences are those of this API.
+	Accounts  authenticator.Token
+	Audiences authenticator.Audiences
+	// Rules and Nodes are what the modes RBAC and Node decide by.
+	Rules *roles.Index
+	Nodes *nodes.Authorizer
+}
+
+// Access is that of one server.
+type Access struct {
+	// Authenticator says who sends a request. Credentials says whose credentials a request shows, also those that a
+	// TokenReview asks about.
+	Authenticator, Credentials authenticator.Request
+	// Authorizer says what a user may do, and Rules lists that.
+	Authorizer authorizer.Authorizer
+	Rules      authorizer.RuleResolver
+
+	audiences authenticator.Audiences
+}
+
+// New reads the files of the configuration.
+func New(c Config) (*Access, error) {
+	issuers, err := c.Authentication.issuers(c.Authorization)
+	if err != nil {
+		return nil, fmt.Errorf("configure authentication: %w", err)
+	}
+	a := &Access{audiences: c.Audiences}
+	if a.Credentials, err = c.Authentication.credentials(c.IsOwn, c.Accounts, issuers, c.Audiences); err != nil {
+		return nil, fmt.Errorf("configure authentication: %w", err)
+	}
+	a.Authenticator = c.Authentication.authenticator(a.Credentials, issuers)
+	if a.Authorizer, a.Rules, err = c.Authorization.authorizer(c.Rules, c.Nodes); err != nil {
+		return nil, fmt.Errorf("configure authorization: %w", err)
+	}
+	return a, nil
 }

@@ -1,9 +1,8 @@
-package apiserver
+package access
 
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/csv"
 	"fmt"
@@ -24,9 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/util/cert"
 
-	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/gate"
-	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
@@ -44,7 +41,7 @@ type Authentication struct {
 	ConfigFile string
 	// Reviews is the webhook that is asked about a token that no other authenticator knows. Its audiences are filled
 	// in.
-	Reviews access.ReviewsConfig
+	Reviews ReviewsConfig
 	// ServiceAccounts issues and verifies the tokens of service accounts.
 	ServiceAccounts tokens.Config
 	// Anonymous lets a request without credentials pass as system:anonymous, for the authorizer to judge.
@@ -68,7 +65,7 @@ var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Re
 // authenticator combines the authenticators as kube-apiserver does: first the loopback's, then each kind of credentials
 // until one is accepted, then the anonymous one. A client that shows only bad credentials does not become anonymous.
 // Issuers may be nil.
-func (a Authentication) authenticator(credentials authenticator.Request, issuers *access.Issuers) authenticator.Request {
+func (a Authentication) authenticator(credentials authenticator.Request, issuers *Issuers) authenticator.Request {
 	all := []authenticator.Request{loopback.Authenticator, credentials}
 	switch {
 	case !a.Configured():
@@ -82,17 +79,17 @@ func (a Authentication) authenticator(credentials authenticator.Request, issuers
 }
 
 // issuers are the issuers in the configuration file, nil without a file.
-func (a Authentication) issuers(authorization Authorization) (*access.Issuers, error) {
+func (a Authentication) issuers(authorization Authorization) (*Issuers, error) {
 	if a.ConfigFile == "" {
 		return nil, nil
 	}
-	return access.NewIssuers(access.IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
+	return NewIssuers(IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
 }
 
 // credentials authenticates the credentials that a request shows. Certificates of the server itself authenticate
 // nobody. accounts verifies the tokens of service accounts and issuers those of other issuers; both may be nil.
 // audiences are the audiences of this API.
-func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *access.Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
+func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
 	var known []authenticator.Token
 	if a.ClientCAFile != "" {
@@ -120,7 +117,7 @@ func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts
 	}
 	if a.Reviews.File != "" { // last, as upstream: the others ask no other server
 		a.Reviews.Audiences = audiences
-		reviews, err := access.NewReviews(a.Reviews)
+		reviews, err := NewReviews(a.Reviews)
 		if err != nil {
 			return nil, err
 		}
@@ -142,12 +139,6 @@ func unlessOwn(isOwn func(*x509.Certificate) bool, certificates authenticator.Re
 		}
 		return certificates.AuthenticateRequest(r)
 	})
-}
-
-// isOwn says whether this server shows the certificate to kubelets or to remote API servers.
-func (s *Server) isOwn(c *x509.Certificate) bool {
-	is := func(own *tls.Certificate) bool { return own != nil && bytes.Equal(own.Certificate[0], c.Raw) }
-	return is(s.aggregator.Certificate()) || s.kubelets != nil && is(s.kubelets.Get().certificate)
 }
 
 // untilCertificateEnds ends a watch when the certificate that opened it expires.
@@ -179,29 +170,6 @@ func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenti
 		}
 		return response, ok, err
 	})
-}
-
-// newTokens makes the issuer and verifier of service accounts' tokens, nil if these are not configured.
-func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
-	c := s.config.Authentication.ServiceAccounts
-	c.ExternalAddress = s.generic.ExternalAddress
-	t, err := tokens.New(c)
-	if t == nil || err != nil {
-		return nil, nil, err
-	}
-	core := s.listers.Core().V1()
-	return t, t.Authenticator(tokens.Objects{
-		Accounts: core.ServiceAccounts().Lister(), Pods: core.Pods().Lister(), Secrets: core.Secrets().Lister(), Nodes: core.Nodes().Lister(),
-	}, s.catchUp), nil
-}
-
-// catchUp reads the log so that a token can be verified, before the request has its view. If the log does not answer, a
-// good token must not count as bad. Upstream answers 401 to every error, so catchUp reports its error as listers do.
-func (s *Server) catchUp(ctx context.Context) error {
-	if _, err := s.config.Cell.Consistent(ctx); err != nil {
-		listers.Fail(ctx, err)
-	}
-	return nil
 }
 
 // readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It

@@ -1,4 +1,4 @@
-package apiserver
+package access
 
 import (
 	"context"
@@ -7,21 +7,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/registry/generic"
 	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
 	"k8s.io/kubernetes/pkg/registry/authentication/tokenreview"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// newAuthenticationStorage makes upstream's registries, except for the one of TokenReviews.
-func newAuthenticationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	audiences := s.generic.Authentication.APIAudiences
-	info, err := authenticationrest.RESTStorageProvider{Authenticator: s.credentials, APIAudiences: audiences}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+// NewStorage makes upstream's registries, except for the one of TokenReviews.
+func (a *Access) NewStorage(enabled serverstorage.APIResourceConfigSource, stores generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
+	info, err := authenticationrest.RESTStorageProvider{Authenticator: a.Credentials, APIAudiences: a.audiences}.NewRESTStorage(enabled, stores)
 	for _, storage := range info.VersionedResourcesStorageMap {
 		if upstream, ok := storage["tokenreviews"].(*tokenreview.REST); ok {
-			storage["tokenreviews"] = &tokenReviews{upstream, s.credentials, audiences}
+			storage["tokenreviews"] = &tokenReviews{upstream, a.Credentials, a.audiences}
 		}
 	}
 	return info, err

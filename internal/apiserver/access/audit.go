@@ -1,4 +1,4 @@
-package apiserver
+package access
 
 import (
 	"errors"
@@ -81,8 +81,8 @@ func (a Audit) Check() error {
 	return nil
 }
 
-// open reads the files. Both results are nil if nothing is to be recorded.
-func (a Audit) open() (audit.Backend, audit.PolicyRuleEvaluator, error) {
+// Open reads the files. Both results are nil if nothing is to be recorded.
+func (a Audit) Open() (audit.Backend, audit.PolicyRuleEvaluator, error) {
 	if err := a.Check(); err != nil || a.PolicyFile == "" {
 		return nil, nil, err
 	}
@@ -124,17 +124,16 @@ func omitsReceived(p *auditinternal.Policy) bool {
 	})
 }
 
-// withAudit records requests. If a request cannot be recorded, upstream answers in plain text; here the answer is a
+// WithAudit records requests. If a request cannot be recorded, upstream answers in plain text; here the answer is a
 // Status.
-func (s *Server) withAudit(h http.Handler) http.Handler {
-	c := s.generic
+func WithAudit(h http.Handler, backend audit.Backend, rules audit.PolicyRuleEvaluator) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := &unrecorded{ResponseWriter: w}
 		recorded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			to.recorded = true
 			h.ServeHTTP(w, r)
 		})
-		genericapifilters.WithAudit(recorded, c.AuditBackend, c.AuditPolicyRuleEvaluator, requests.IsLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
+		genericapifilters.WithAudit(recorded, backend, rules, requests.IsLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
 		if !to.recorded {
 			answers.Fail(w, r, apierrors.NewInternalError(errors.New("the request could not be recorded, so it was not served (--audit-log-mode, --audit-webhook-mode)")))
 		}

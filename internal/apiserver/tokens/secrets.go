@@ -1,4 +1,4 @@
-package apiserver
+package tokens
 
 import (
 	"context"
@@ -13,9 +13,19 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// fillSecret gives a Secret of type 'kubernetes.io/service-account-token' what upstream's token controller gives it
+// Secrets are those of type 'kubernetes.io/service-account-token', which hold a token.
+type Secrets struct {
+	// Tokens issues theirs, nil if nobody does.
+	Tokens *Tokens
+	// Account reads a service account by its namespace and name in a view.
+	Account func(ctx context.Context, v *projection.View, key string) (object runtime.Object, found bool, err error)
+	// RootCA is what a Secret holds beside its token.
+	RootCA []byte
+}
+
+// Fill gives a Secret of type 'kubernetes.io/service-account-token' what upstream's token controller gives it
 // later. It refuses a Secret that it cannot fill now, because nobody would fill it later.
-func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, after runtime.Object) error {
+func (s Secrets) Fill(ctx context.Context, v *projection.View, before, after runtime.Object) error {
 	secret, ok := after.(*core.Secret)
 	if !ok {
 		return fmt.Errorf("fill a %T: not a Secret", after)
@@ -24,15 +34,15 @@ func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, aft
 		return nil
 	}
 	name := secret.Annotations[core.ServiceAccountNameKey]
-	object, found, err := s.listers.IndexerOf(&corev1.ServiceAccount{}).GetAt(ctx, v, secret.Namespace+"/"+name)
+	object, found, err := s.Account(ctx, v, secret.Namespace+"/"+name)
 	if err != nil {
 		return fmt.Errorf("read service account '%s' of namespace '%s': %w", name, secret.Namespace, err)
 	}
 	account, _ := object.(*corev1.ServiceAccount) // nil if it is not found
 	uid := secret.Annotations[core.ServiceAccountUIDKey]
 	theirs := found && (uid == "" || uid == string(account.UID))
-	if theirs && s.tokens.Issues() {
-		return s.tokens.Fill(ctx, secret, account, s.rootCA)
+	if theirs && s.Tokens.Issues() {
+		return s.Tokens.Fill(ctx, secret, account, s.RootCA)
 	}
 	if before != nil || len(secret.Data[core.ServiceAccountTokenKey]) > 0 {
 		return nil
@@ -44,7 +54,7 @@ func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, aft
 		wrong = field.Invalid(annotations.Key(core.ServiceAccountNameKey), name, "there is no such service account: create it first, and then this Secret")
 	case !theirs:
 		wrong = field.Invalid(annotations.Key(core.ServiceAccountUIDKey), uid, "the service account has another uid: leave this annotation out")
-	case s.tokens == nil:
+	case s.Tokens == nil:
 		wrong = field.Forbidden(field.NewPath("type"), "there is no key to sign its token with: start each process with --service-account-issuer and --service-account-signing-key-file")
 	default: // default: // other servers sign the tokens that this process verifies
 		return nil

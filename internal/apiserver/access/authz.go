@@ -1,4 +1,4 @@
-package apiserver
+package access
 
 import (
 	"errors"
@@ -10,7 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/kubernetes/pkg/kubeapiserver/authorizer/modes"
 
-	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/nodes"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
@@ -32,12 +31,12 @@ func (a Authorization) allowsEverything() bool {
 // authorizer makes the authorizers that Mode or ConfigFile chooses. Members of system:masters may do everything in any
 // mode.
 func (a Authorization) authorizer(rules *roles.Index, nodes *nodes.Authorizer) (authorizer.Authorizer, authorizer.RuleResolver, error) {
-	var chosen []access.Authorizer
+	var chosen []Authorizer
 	switch {
 	case a.ConfigFile != "" && a.Mode != "":
 		return nil, nil, errors.New("give either an authorization mode or an authorization configuration")
 	case a.ConfigFile != "":
-		file, err := access.NewAuthorizers(a.ConfigFile, map[string]access.Authorizer{modes.ModeNode: nodes, modes.ModeRBAC: rules.Authorizer()})
+		file, err := NewAuthorizers(a.ConfigFile, map[string]Authorizer{modes.ModeNode: nodes, modes.ModeRBAC: rules.Authorizer()})
 		if err != nil {
 			return nil, nil, err
 		}

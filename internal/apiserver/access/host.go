@@ -1,4 +1,4 @@
-package apiserver
+package access
 
 import (
 	"errors"
@@ -14,13 +14,10 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
-// withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
+// WithLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
 // rebound to loopback, the browser sends that name as Host; if a page posts across sites, the browser sends its Origin.
 // It also refuses requests from other machines that a proxy on this machine forwards.
-func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
-	if !s.config.LoopbackOnly {
-		return h
-	}
+func WithLoopbackHost(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := checkLoopbackHost(r); err != nil && !loopback.Is(r.Context()) {
 			answers.Fail(w, r, apierrors.NewForbidden(schema.GroupResource{}, "", err))
