@@ -120,3 +120,13 @@ func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (final
 // over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
 // last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
 func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.gate.Drain(ctx, spread) }
+
+// Shrink drops most of what the caches hold. An idle process calls it.
+func (s *Server) Shrink() {
+	s.config.Cell.Shrink()
+	s.listers.Shrink()
+	s.rules.Shrink()
+	s.nodes.Shrink()
+	s.crds.Shrink()
+	s.aggregator.Shrink()
+}

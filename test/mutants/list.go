@@ -1047,7 +1047,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-of-what-is-decorated",
-		file: "internal/apiserver/lines.go", old: "!shown.known || shown.decorator != nil {", new: "!shown.known {",
+		file: "internal/apiserver/lists.go", old: "!shown.known || shown.decorator != nil {", new: "!shown.known {",
 		tests: "TestLines$", in: "internal/apiserver",
 		why: "a watch begins with Services that lack what a get adds to them",
 	},

@@ -1,4 +1,4 @@
-package apiserver
+package lists
 
 import (
 	"bytes"
@@ -12,14 +12,11 @@ import (
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-
-	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// wantsCSV reports whether a get or a list asks for comma-separated values before any other type that is served (row
-// 52). Lists of history are never CSV: they may end anywhere, and CSV has no continue token to say so.
-func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
-	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" || info.APIGroup == history.GroupName {
+// WantsCSV says that a get or a list asks for comma-separated values before anything else that is served (row 52).
+func WantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
+	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" {
 		return false
 	}
 	for _, clause := range goautoneg.ParseAccept(r.Header.Get("Accept")) {
@@ -33,8 +30,8 @@ func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
 	return false
 }
 
-// serveCSV asks the handler for a Table, and answers with the columns and rows of that Table.
-func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
+// ServeCSV asks the handler for a Table, and answers with the columns and rows of that Table.
+func ServeCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	asked := r.Clone(r.Context())
 	asked.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	asked.Header.Del("Accept-Encoding")
