@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
@@ -32,6 +33,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/lists"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/nodes"
@@ -101,7 +103,7 @@ func (s *Server) configure() error {
 		Complete: s.complete,
 		Beside:   s.beside,
 		Within:   s.withinReach,
-		Wrap:     s.cost.Patchable,
+		Wrap:     func(store storage.Interface) storage.Interface { return s.cost.Patchable(lists.Store(store)) },
 	})
 	if err != nil {
 		return fmt.Errorf("make stores: %w", err)

@@ -14,18 +14,19 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/logplane/logplane/projection"
 )
 
-// Pieces asks for one list of a request in encoded pieces in place of objects. A piece encodes some neighbouring items,
+// Pieces is one list in encoded pieces in place of objects (Pieced). A piece encodes some neighbouring items,
 // and is cached for as long as none of them changes. A list whose pieces are all cached costs only the reading of its
 // rows' keys and revisions.
 //
 // The key of an item decides whether a piece ends with the item. So a change affects one piece, and pages, lists of one
 // namespace and selected lists share the pieces of the items that they have in common.
 type Pieces struct {
-	// Resource is the resource whose list is wanted in pieces. The request's other lists have objects.
+	// Resource is the resource whose list is wanted in pieces.
 	Resource schema.GroupResource
 	// Form names the encoding that Encode produces.
 	Form string
@@ -73,13 +74,6 @@ type Piece interface {
 	Denser() Piece
 }
 
-type piecesKey struct{}
-
-// WithPieces returns a context whose request asks for pieces.
-func WithPieces(ctx context.Context, p *Pieces) context.Context {
-	return context.WithValue(ctx, piecesKey{}, p)
-}
-
 // Given says that the list was answered with pieces, and has no items.
 func (p *Pieces) Given() bool { return p.rest != nil }
 
@@ -113,15 +107,6 @@ func (p *Pieces) Close() {
 	if p.end != nil {
 		p.end()
 	}
-}
-
-// piecesFor returns the request's Pieces if they are for this store's list. Otherwise it returns nil.
-func (s *store) piecesFor(ctx context.Context) *Pieces {
-	p, _ := ctx.Value(piecesKey{}).(*Pieces)
-	if p == nil || p.Given() || p.Resource != s.GroupResource || !s.keepsPieces() {
-		return nil
-	}
-	return p
 }
 
 // keepsPieces says that pieces may be made. Encrypted or padded values are transformed on every read, so that nothing
@@ -462,4 +447,21 @@ func hash(revisions []projection.Revision) projection.Revision {
 		maphash.WriteComparable(&h, r)
 	}
 	return projection.Revision(h.Sum64())
+}
+
+// Pieced is a store that can list in pieces.
+type Pieced interface {
+	// ListPieces is GetList, but that the items come in pieces and the list has none. It does nothing, and says so, if
+	// another resource's list is meant, if that was listed already, or if no piece may be kept of what is stored.
+	ListPieces(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object, p *Pieces) (given bool, err error)
+}
+
+var _ Pieced = (*store)(nil)
+
+// ListPieces implements Pieced.
+func (s *store) ListPieces(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object, p *Pieces) (given bool, err error) {
+	if p.Given() || p.Resource != s.GroupResource || !s.keepsPieces() {
+		return false, nil
+	}
+	return true, s.list(ctx, key, opts, list, p)
 }

@@ -66,7 +66,7 @@ func inPieces(t *testing.T, s *store, p *Pieces, limit int64, look func(int)) (p
 	list := &example.PodList{}
 	predicate := storage.Everything
 	predicate.Limit = limit
-	require.NoError(t, s.GetList(context.WithValue(t.Context(), piecesKey{}, p), "/pods", storage.ListOptions{Recursive: true, Predicate: predicate}, list))
+	listPieces(t, s, p, predicate, list)
 	require.Empty(t, list.Items)
 	for piece, err := range p.All() {
 		if err != nil {
@@ -188,7 +188,7 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 		var names []string
 		list := func() {
 			defer p.Close()
-			require.NoError(t, s.GetList(WithPieces(t.Context(), p), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &example.PodList{}))
+			listPieces(t, s, p, storage.Everything, &example.PodList{})
 			for piece, err := range p.All() {
 				require.NoError(t, err)
 				if names = append(names, piece.(*bulkyNaming).names...); len(names) == c.stop {
@@ -275,7 +275,7 @@ func TestWarmListsReadNoValues(t *testing.T) {
 		}}
 		defer p.Close()
 		before := counted.Counts().GetRange
-		require.NoError(t, s.GetList(context.WithValue(t.Context(), piecesKey{}, p), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &corev1.PodList{}))
+		listPieces(t, s, p, storage.Everything, &corev1.PodList{})
 		for piece, err := range p.All() {
 			require.NoError(t, err)
 			names = append(names, piece.(*naming).names...)
@@ -320,3 +320,11 @@ type naming struct{ names []string }
 func (*naming) Denser() Piece            { return nil }
 func (*naming) Bytes() int               { return 100 }
 func (n *naming) Size() (count, sum int) { return len(n.names), len(n.names) }
+
+// listPieces lists all Pods that the predicate selects.
+func listPieces(t *testing.T, s *store, p *Pieces, predicate storage.SelectionPredicate, list runtime.Object) {
+	t.Helper()
+	given, err := s.ListPieces(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: predicate}, list, p)
+	require.NoError(t, err)
+	require.True(t, given)
+}

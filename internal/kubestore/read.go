@@ -131,6 +131,11 @@ type span struct {
 
 // GetList implements storage.Interface. Everything in the list is true at the list's resourceVersion.
 func (s *store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	return s.list(ctx, key, opts, listObj, nil)
+}
+
+// list lists objects, or if p is not nil, pieces.
+func (s *store) list(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object, p *Pieces) error {
 	path, err := s.path(key, opts.Recursive)
 	if err != nil {
 		return err
@@ -146,7 +151,7 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	l := s.listing(sp, opts, listObj, items)
 	l.judge = s.judge(&l.opts.Predicate, l.kind.GroupVersion().String())
 	l.wanted = l.judge.wanted()
-	if p := s.piecesFor(ctx); p != nil {
+	if p != nil {
 		err = l.fillPieces(ctx, p)
 	} else {
 		err = l.fill(ctx, items)

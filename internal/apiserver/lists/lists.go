@@ -1,9 +1,9 @@
 // Package lists answers lists from encoded pieces that are kept (kubestore.Pieces), and compresses answers.
 //
-// Upstream's handler serves the list as usual: options, validation, errors, headers, metadata. But the store gives the
-// handler a list without items, and this package splices the encoded items into the handler's answer. Upstream's own
-// encoder makes each piece from a list with only that piece's items, so the answer is the one that upstream would give,
-// byte for byte. Pieces of a Table are not kept, because a Table shows the objects' ages.
+// Upstream's handler serves the list as usual: options, validation, errors, headers, metadata. But its store (Store)
+// gives the handler a list without items, and this package splices the encoded items into the handler's answer.
+// Upstream's own encoder makes each piece from a list with only that piece's items, so the answer is the one that
+// upstream would give, byte for byte. Pieces of a Table are not kept, because a Table shows the objects' ages.
 package lists
 
 import (
@@ -76,7 +76,7 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 	if made := kind.maker(r, a.encoding); made != nil {
 		a.pieces, a.form = &made.Pieces, made.form
 		defer a.pieces.Close()
-		asked = r.WithContext(kubestore.WithPieces(r.Context(), a.pieces))
+		asked = r.WithContext(context.WithValue(r.Context(), askedKey{}, a.pieces))
 	}
 	h.ServeHTTP(responsewriter.WrapForHTTP1Or2(a), asked)
 	if !a.held {
