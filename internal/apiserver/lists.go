@@ -106,7 +106,9 @@ func withLine(r *http.Request, f *lines.Form) *http.Request {
 	if stream == nil || f == nil {
 		return r
 	}
-	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, stream)))
+	asked := kubestore.RequestOf(r.Context())
+	asked.Line = lines.New(f, stream)
+	return r.WithContext(asked.In(r.Context()))
 }
 
 // withLine gives a watch a line if its objects are shown as they are stored. Tables and Services are not.

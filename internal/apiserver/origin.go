@@ -29,16 +29,16 @@ func withOrigin(h http.Handler) http.Handler {
 		if r.Header.Get(auditinternal.HeaderAuditID) != "" {
 			id += "/" + uuid.NewString()
 		}
-		ctx = kubestore.WithRequestID(ctx, id)
-		_, named := kubestore.AuthorOf(ctx)
-		if user, ok := apirequest.UserFrom(ctx); ok && (!named || !loopback.Is(ctx)) {
+		asked := kubestore.RequestOf(ctx)
+		asked.SetID(id)
+		if user, ok := apirequest.UserFrom(ctx); ok && (asked.Author == nil || !loopback.Is(ctx)) {
 			agent := r.UserAgent()
 			if agent == plans.UndoAgent { // reserved: by it, an undo recognises changes that others have undone
 				agent = "a client called " + agent
 			}
-			ctx = kubestore.WithAuthor(ctx, eventlog.Author{User: user.GetName(), Agent: agent})
+			asked.Author = &eventlog.Author{User: user.GetName(), Agent: agent}
 		}
-		h.ServeHTTP(w, r.WithContext(ctx))
+		h.ServeHTTP(w, r.WithContext(asked.In(ctx)))
 	})
 }
 

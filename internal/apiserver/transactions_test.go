@@ -1021,7 +1021,7 @@ func (p *turnsTaken) Turn(context.Context) error {
 // served makes the server's requests hold this place.
 func (p *turnsTaken) served(s *Server) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.ServeHTTP(w, r.WithContext(kubestore.WithPlace(r.Context(), p)))
+		s.ServeHTTP(w, r.WithContext(kubestore.Request{Place: p}.In(r.Context())))
 	})
 }
 

@@ -233,7 +233,7 @@ func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]pr
 
 // Append appends writes in one batch and returns the revision of the last one. The writes come from States of the view,
 // which give each its base and precondition. Append serves requests, and also parts of Logplane that write without one.
-// The context says who writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. If
+// The context says who writes (Request.Author), and with which id (Request.SetID). Errors are those of View.Append. If
 // the request has ended, or while the log is known to refuse writes, Append writes nothing and fails with
 // ErrNotPublished. In a transaction it keeps the writes for the transaction's end, and the revision is provisional.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {

@@ -364,3 +364,15 @@ func (s *stepped) compact(ctx context.Context, t *testing.T, resourceVersion str
 		t.Fatal(err)
 	}
 }
+
+func withEnd(ctx context.Context, end <-chan struct{}) context.Context {
+	r := RequestOf(ctx)
+	r.End = end
+	return r.In(ctx)
+}
+
+func withLine(ctx context.Context, line Line) context.Context {
+	r := RequestOf(ctx)
+	r.Line = line
+	return r.In(ctx)
+}

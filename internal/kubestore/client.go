@@ -9,20 +9,6 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-type endKey struct{}
-
-// WithEnd returns a context whose watches end without an error once end is closed. Watches that asked for bookmarks get
-// a last one. A nil end removes the end of an outer context.
-func WithEnd(ctx context.Context, end <-chan struct{}) context.Context {
-	return context.WithValue(ctx, endKey{}, end)
-}
-
-// EndOf returns the context's end. It is nil if there is none; a nil channel is never closed.
-func EndOf(ctx context.Context) <-chan struct{} {
-	end, _ := ctx.Value(endKey{}).(<-chan struct{})
-	return end
-}
-
 // Line sends events to a watch's client directly, past the goroutine that serves the watch, while that goroutine is
 // idle.
 type Line interface {
@@ -48,15 +34,5 @@ type Form interface {
 	Verbatim(ctx context.Context) Append
 }
 
-type lineKey struct{}
-
-// WithLine returns a context for one watch, with the line to its client.
-func WithLine(ctx context.Context, l Line) context.Context {
-	return context.WithValue(ctx, lineKey{}, l)
-}
-
-// lineOf returns the context's line, nil if there is none.
-func lineOf(ctx context.Context) Line {
-	l, _ := ctx.Value(lineKey{}).(Line)
-	return l
-}
+// EndOf returns the end of the context's request. Without one it is nil, which is never closed.
+func EndOf(ctx context.Context) <-chan struct{} { return requestOf(ctx).End }

@@ -2,8 +2,9 @@
 //
 // Nouns. A Cell holds everything that all stores of a process share. A Resource describes the objects of one store. A
 // path is upstream's storage key ('/services/specs/ns/name'). A row key is the cluster and the path, and a row is what
-// a view has under it. The request's view is the View that WithView gave to a request. A Claim is an object that only
-// one owner can hold. The Feed follows the log once for all watches of a process (package fanout).
+// a view has under it. A Request is what a context says of its request, whose view is the newest View that it has used.
+// A Claim is an object that only one owner can hold. The Feed follows the log once for all watches of a process
+// (package fanout).
 //
 // A read chooses its view by its resourceVersion: the request's view, any view, one not older than a revision, or one
 // that has an exact revision. Everything that the read returns is true at one revision of that view.

@@ -345,7 +345,7 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 			*opts.SendInitialEvents, opts.Predicate.AllowWatchBookmarks = true, true
 			line, watching := &stateLine{nameForm: &nameForm{}, slow: math.MaxInt}, t.Context()
 			if strings.HasSuffix(how, "pieces") {
-				watching = WithLine(watching, line)
+				watching = withLine(watching, line)
 			}
 			w, err := newStore(cell, resource).Watch(watching, "/pods", opts)
 			require.NoError(t, err)

@@ -108,7 +108,7 @@ func TestLine(t *testing.T) {
 	var clients []*client
 	for n := range 4 {
 		c := &client{t: t, decorates: n == 3}
-		ctx := WithLine(WithEnd(t.Context(), make(chan struct{})), c)
+		ctx := withLine(withEnd(t.Context(), make(chan struct{})), c)
 		w, err := s.Watch(ctx, "/pods", storage.ListOptions{ResourceVersion: p.ResourceVersion, Recursive: true, Predicate: storage.Everything})
 		require.NoError(t, err)
 		t.Cleanup(w.Stop)

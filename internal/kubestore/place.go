@@ -13,18 +13,10 @@ type Place interface {
 	Turn(ctx context.Context) error
 }
 
-type placeKey struct{}
-
-// WithPlace returns a context for a request that holds the place.
-func WithPlace(ctx context.Context, p Place) context.Context {
-	return context.WithValue(ctx, placeKey{}, p)
-}
-
 // WithoutPlace gives the place of the context's request back while wait runs. It takes one again once wait has
 // succeeded.
 func WithoutPlace(ctx context.Context, wait func() error) error {
-	p, ok := ctx.Value(placeKey{}).(Place)
-	if ok {
+	if p := requestOf(ctx).Place; p != nil {
 		return p.Wait(ctx, wait)
 	}
 	return wait()
@@ -38,8 +30,7 @@ func yieldPlace(ctx context.Context) error {
 // TakeTurn waits for the turn of the context's request, if the request holds a place. It is called before work that
 // keeps a processor busy for milliseconds, and between the parts of longer work.
 func TakeTurn(ctx context.Context) error {
-	p, ok := ctx.Value(placeKey{}).(Place)
-	if ok {
+	if p := requestOf(ctx).Place; p != nil {
 		return p.Turn(ctx)
 	}
 	return nil

@@ -88,7 +88,7 @@ func (g *gap) reads() int64 { return g.counts.Counts().Get + g.counts.Counts().G
 func (g *gap) watch(s *store, v *projection.View, selects storage.SelectionPredicate, end <-chan struct{}) *recorder {
 	g.t.Helper()
 	opts := storage.ListOptions{ResourceVersion: g.start, Recursive: true, Predicate: selects}
-	w, err := s.Watch(WithEnd(WithPast(g.t.Context(), v), end), "/pods", opts)
+	w, err := s.Watch(withEnd(WithPast(g.t.Context(), v), end), "/pods", opts)
 	require.NoError(g.t, err)
 	g.t.Cleanup(w.Stop)
 	return &recorder{t: g.t, Interface: w}
@@ -267,7 +267,7 @@ func TestReplayEndsBehindWhatItSent(t *testing.T) {
 	v, err := b.Projection.Latest(t.Context())
 	require.NoError(t, err)
 	end := make(chan struct{})
-	ctx := WithPast(WithEnd(t.Context(), end), v)
+	ctx := WithPast(withEnd(t.Context(), end), v)
 	everything := storage.Everything
 	everything.AllowWatchBookmarks = true
 	w, err := s.Watch(ctx, "/pods/", storage.ListOptions{ResourceVersion: fmt.Sprint(start), Recursive: true, Predicate: everything})

@@ -88,7 +88,7 @@ func TestSlowStarts(t *testing.T) {
 	s.Feed.Shrink()
 	for _, from := range []string{"", fmt.Sprint(start)} {
 		read := testutil.ToFloat64(watchReads)
-		ctx := WithEnd(t.Context(), make(chan struct{}))
+		ctx := withEnd(t.Context(), make(chan struct{}))
 		w, err := s.Watch(ctx, "/pods/", storage.ListOptions{ResourceVersion: from, Recursive: true, Predicate: storage.Everything})
 		require.NoError(t, err)
 		for n := range objects {
@@ -160,7 +160,7 @@ func TestStateInPieces(t *testing.T) {
 	begin := func(slow int) (pieces int) {
 		t.Helper()
 		line := &stateLine{nameForm: form, slow: slow}
-		ctx := WithLine(WithEnd(t.Context(), make(chan struct{})), line)
+		ctx := withLine(withEnd(t.Context(), make(chan struct{})), line)
 		w, err := s.Watch(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: selection, SendInitialEvents: new(true)})
 		require.NoError(t, err)
 		defer w.Stop()

@@ -26,8 +26,6 @@ const transactionWork = 32 << 20
 // for a turn.
 const heavyWrite = 256 << 10
 
-type transactionKey struct{}
-
 // Transaction is one attempt to append the writes of several requests together. In its context, every write of a store
 // is kept until the end, and every read shows the earlier writes of the same attempt. This includes claims and writes
 // beside objects: if one quota limits two objects, the second is charged after the first.
@@ -48,8 +46,7 @@ type Transaction struct {
 
 // transactionOf returns the context's transaction, or nil outside of one.
 func transactionOf(ctx context.Context) *Transaction {
-	t, _ := ctx.Value(transactionKey{}).(*Transaction)
-	return t
+	return requestOf(ctx).transaction
 }
 
 // InTransaction says whether the context's request is part of a transaction.
@@ -60,16 +57,6 @@ func IsDryRun(ctx context.Context) bool {
 	t := transactionOf(ctx)
 	return t != nil && t.dry
 }
-
-type guardedKey struct{}
-
-// WithGuard returns a context for an update in a transaction that is written even if it changes nothing. Only written
-// objects are sure to stay the same until the transaction's end, and the caller relies on that.
-func WithGuard(ctx context.Context) context.Context {
-	return context.WithValue(ctx, guardedKey{}, true)
-}
-
-func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
 
 var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the transaction of which it was a part", 0)
 
@@ -99,7 +86,9 @@ func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.
 	v, err := ts.Consistent(ctx)
 	for n := 1; err == nil; n++ {
 		t := &Transaction{pending: v.Pending(), dry: dry}
-		err = compute(context.WithValue(ctx, transactionKey{}, t), t)
+		part := RequestOf(ctx)
+		part.transaction = t
+		err = compute(part.In(ctx), t)
 		again := t.end()
 		if err == nil && !again && dry {
 			return t, 0, nil

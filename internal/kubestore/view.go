@@ -10,8 +10,6 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-type viewKey struct{}
-
 // requestView is the newest view that one request has used. A request reads its own writes: after a write, it needs a
 // view that includes the write.
 type requestView struct {
@@ -27,26 +25,29 @@ type requestView struct {
 }
 
 // requestViewOf returns the context's view, or nil.
-func requestViewOf(ctx context.Context) *requestView {
-	r, _ := ctx.Value(viewKey{}).(*requestView)
-	return r
+func requestViewOf(ctx context.Context) *requestView { return requestOf(ctx).view }
+
+func withView(ctx context.Context, v *requestView) context.Context {
+	r := RequestOf(ctx)
+	r.view = v
+	return r.In(ctx)
 }
 
 // WithView returns a context whose consistent reads use the view, so that a request asks the log only once. The view
 // must be no older than the request's start. A write that meets a conflict asks the log again and reads a newer view.
 func WithView(ctx context.Context, v *projection.View) context.Context {
-	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
+	return withView(ctx, &requestView{view: v})
 }
 
 // WithoutView returns a context of a request that keeps no view: it asks the log each time.
 func WithoutView(ctx context.Context) context.Context {
-	return context.WithValue(ctx, viewKey{}, (*requestView)(nil))
+	return withView(ctx, nil)
 }
 
 // WithPast returns a context for a request that reads the past: its head is the view's revision, whatever revision it
 // asks for.
 func WithPast(ctx context.Context, v *projection.View) context.Context {
-	return context.WithValue(ctx, viewKey{}, &requestView{view: v, past: true})
+	return withView(ctx, &requestView{view: v, past: true})
 }
 
 // PastFrom returns the view that a request of the past reads, or nil for a request of the present.

@@ -77,7 +77,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
 		w.selects = &w.opts.Predicate
 	}
-	w.line = lineOf(ctx)
+	w.line = requestOf(ctx).Line
 	w.sends = w.line != nil && w.line.Sends()
 	return w, w.begin(ctx)
 }

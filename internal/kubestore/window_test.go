@@ -79,7 +79,7 @@ func TestEndComesBehindWhatWaits(t *testing.T) {
 	end := make(chan struct{})
 	opts := storage.ListOptions{ResourceVersion: first.ResourceVersion, Recursive: true, Predicate: storage.Everything}
 	opts.Predicate.AllowWatchBookmarks = true
-	w, err := s.Watch(WithEnd(t.Context(), end), "/pods", opts)
+	w, err := s.Watch(withEnd(t.Context(), end), "/pods", opts)
 	require.NoError(t, err)
 	t.Cleanup(w.Stop)
 	follower := watchFrom(t, s, first.ResourceVersion)

@@ -129,7 +129,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err := spend(ctx, 2*max(0, len(u.data)-len(st.data))); err != nil {
 		return 0, err
 	}
-	if st.found && !st.stale && bytes.Equal(u.data, st.data) && !guarded(ctx) {
+	if st.found && !st.stale && bytes.Equal(u.data, st.data) && !requestOf(ctx).Guarded {
 		return st.revision, nil
 	}
 	body, err := u.seal(ctx, u.rowKey(u.path), u.data)

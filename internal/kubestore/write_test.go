@@ -323,7 +323,9 @@ func TestDeadline(t *testing.T) {
 
 // TestRequestID: the first append of a request has the request's id, each later one an id of its own.
 func TestRequestID(t *testing.T) {
-	ctx := WithRequestID(t.Context(), "r")
+	r := RequestOf(t.Context())
+	r.SetID("r")
+	ctx := r.In(t.Context())
 	require.Equal(t, []string{"r", "r/2", "r/3"}, []string{requestID(ctx), requestID(ctx), requestID(ctx)})
 	require.NotEqual(t, requestID(t.Context()), requestID(t.Context()))
 }

@@ -30,8 +30,6 @@ type writer struct {
 	holds      int // by of.mu; one until the request ends, and one for each append
 }
 
-type writerKey struct{}
-
 // Begin counts a request until end is called. Calling end more than once is safe.
 func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	w.mu.Lock()
@@ -41,7 +39,9 @@ func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	}
 	w.running[w.current]++
 	r := &writer{of: w, generation: w.current, holds: 1}
-	return context.WithValue(ctx, writerKey{}, r), sync.OnceFunc(r.release)
+	counted := RequestOf(ctx)
+	counted.writer = r
+	return counted.In(ctx), sync.OnceFunc(r.release)
 }
 
 // hold makes the request count until release is called. It returns false if the request has ended.
@@ -116,14 +116,14 @@ func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	if c.Writable != nil {
 		err = c.Writable()
 	}
-	r, counts := ctx.Value(writerKey{}).(*writer)
-	if err == nil && counts && !r.hold() {
+	r := requestOf(ctx).writer
+	if err == nil && r != nil && !r.hold() {
 		err = errRequestEnded
 	}
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", eventlog.ErrNotPublished, err)
-	case counts:
+	case r != nil:
 		return r.release, nil
 	}
 	return func() {}, nil

@@ -1296,7 +1296,7 @@ var list = []mutant{
 	},
 	{
 		name: "requirement-not-held",
-		file: "internal/kubestore/write.go", old: "&& !guarded(ctx)", new: "",
+		file: "internal/kubestore/write.go", old: "&& !requestOf(ctx).Guarded", new: "",
 		tests: "TestTransactionConflicts", in: "internal/apiserver",
 		why: "a transaction is written although what its client required of an object is no longer true",
 	},

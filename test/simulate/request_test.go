@@ -189,7 +189,9 @@ func caught(do func()) (panicked string) {
 func (r *request) do(ctx context.Context) error {
 	p := r.process
 	store := p.stores[r.kind]
-	ctx = kubestore.WithRequestID(ctx, fmt.Sprintf("%srequest-%d", r.audit, r.id))
+	asked := kubestore.RequestOf(ctx)
+	asked.SetID(fmt.Sprintf("%srequest-%d", r.audit, r.id))
+	ctx = asked.In(ctx)
 	if r.at > 0 && r.verb != "restore" {
 		return r.doPast(ctx, store)
 	}

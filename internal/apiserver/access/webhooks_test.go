@@ -78,7 +78,7 @@ func (noPlace) Turn(context.Context) error { return nil }
 // the answer and the failure policy are.
 func TestNoPlaceIsNoAnswer(t *testing.T) {
 	busy := noPlace{apierrors.NewTooManyRequests("busy", 1)}
-	ctx := kubestore.WithPlace(t.Context(), busy)
+	ctx := kubestore.Request{Place: busy}.In(t.Context())
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
 		review["status"] = map[string]any{"authenticated": true, "allowed": true, "user": map[string]any{"username": "bob"}}
 		return true

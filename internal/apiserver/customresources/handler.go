@@ -187,9 +187,9 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 	if err != nil {
 		return err
 	}
-	ctx = kubestore.WithEnd(ctx, nil)                    // must outlast the client's watch, which ends with a last bookmark
-	ctx = flowcontrol.WithInitializationSignal(ctx, nil) // the client's watch keeps its place until it has started itself
-	ctx = kubestore.WithLine(kubestore.WithPlace(ctx, nil), nil)
+	own := kubestore.RequestOf(ctx)
+	own.End, own.Place, own.Line = nil, nil, nil                 // must outlast the client's watch, which ends with a last bookmark
+	ctx = flowcontrol.WithInitializationSignal(own.In(ctx), nil) // the client's watch keeps its place until it has started itself
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})

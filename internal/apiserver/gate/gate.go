@@ -148,6 +148,7 @@ func (g *Gate) WithPlaces(h http.Handler) http.Handler {
 			return
 		}
 		open, isWatch := openWatchOf(ctx)
+		asked := kubestore.RequestOf(ctx)
 		kind, mutating := g.Reads, false
 		switch {
 		case isWatch:
@@ -171,7 +172,8 @@ func (g *Gate) WithPlaces(h http.Handler) http.Handler {
 			return
 		}
 		if isWatch { // a watch goes on after this function has returned, and gives its place back itself
-			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
+			asked.Place = open.start(p)
+			ctx = flowcontrol.WithInitializationSignal(ctx, started{p})
 		} else {
 			working := &work{place: p, heavy: g.Heavy, longest: turnTime}
 			if mutating { // the turn ends when the answer begins: the client may be slow
@@ -179,9 +181,9 @@ func (g *Gate) WithPlaces(h http.Handler) http.Handler {
 				working.longest, working.slice = writeTime, turnTime
 			}
 			defer working.end()
-			ctx = kubestore.WithPlace(ctx, working)
+			asked.Place = working
 		}
-		h.ServeHTTP(w, r.WithContext(ctx))
+		h.ServeHTTP(w, r.WithContext(asked.In(ctx)))
 	})
 }
 

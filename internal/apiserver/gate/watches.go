@@ -149,8 +149,9 @@ func (g *Gate) WithOpen(h http.Handler) http.Handler {
 		}
 		defer g.watches.leave(o)
 		defer o.stream.End()
-		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
-		h.ServeHTTP(o.stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
+		asked := kubestore.RequestOf(r.Context())
+		asked.End = o.end
+		h.ServeHTTP(o.stream, r.WithContext(asked.In(context.WithValue(r.Context(), openWatchKey{}, o))))
 	})
 }
 

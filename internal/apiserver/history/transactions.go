@@ -114,7 +114,9 @@ const partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 // do carries out one operation. If it is refused, the error is the Status of the answer.
 func (r *transactions) do(ctx context.Context, c *call, result *TransactionResult) error {
 	if c.guarded {
-		ctx = kubestore.WithGuard(ctx)
+		guarded := kubestore.RequestOf(ctx)
+		guarded.Guarded = true
+		ctx = guarded.In(ctx)
 	}
 	u := url.URL{Scheme: "http", Host: "loopback", Path: c.path, RawQuery: c.query.Encode()}
 	request, err := http.NewRequestWithContext(ctx, c.method, u.String(), bytes.NewReader(c.body))
