@@ -20,29 +20,15 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
-// auditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
-func auditPolicy(t testing.TB) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	require.NoError(t, os.WriteFile(path, []byte(`
-apiVersion: audit.k8s.io/v1
-kind: Policy
-rules:
-- {level: None, nonResourceURLs: [/version]}
-- {level: RequestResponse, resources: [{group: "", resources: [configmaps]}]}
-- {level: Metadata}
-`), 0o600))
-	return path
-}
-
 // recording makes a server write records to a file. records returns those since its last call.
 func recording(t testing.TB) (change func(*Config), records func() []auditv1.Event) {
 	t.Helper()
-	audit := access.Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
+	audit := access.Audit{PolicyFile: accesstest.AuditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
 	read := 0
 	return func(c *Config) { c.Audit = audit }, func() []auditv1.Event {
 		t.Helper()
@@ -222,7 +208,7 @@ func TestAuditOfAdmission(t *testing.T) {
 func TestAuditLogMayBeMoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	s := newServer(t, func(c *Config) {
-		c.Audit = access.Audit{PolicyFile: auditPolicy(t), LogPath: path, LogFormat: "legacy"}
+		c.Audit = access.Audit{PolicyFile: accesstest.AuditPolicy(t), LogPath: path, LogFormat: "legacy"}
 	})
 	require.NoError(t, os.Rename(path, path+".1"))
 	s.must(t, 200, request{method: "GET", path: configMaps})
@@ -303,7 +289,7 @@ func TestAuditWebhook(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			receiver := newAuditReceiver(t)
 			s := newServer(t, func(c *Config) {
-				c.Audit = access.Audit{PolicyFile: auditPolicy(t), WebhookConfigFile: receiver.kubeconfig(t), WebhookMode: mode}
+				c.Audit = access.Audit{PolicyFile: accesstest.AuditPolicy(t), WebhookConfigFile: receiver.kubeconfig(t), WebhookMode: mode}
 			})
 			receiver.received()
 			create := func(code int, name string) {

@@ -209,7 +209,7 @@ var callers = map[string]struct {
 	}},
 	"the webhook that gets records": {[]int{500}, false, func(t *testing.T, p *peer) func() int {
 		s := newServer(t, func(c *Config) {
-			c.Audit = access.Audit{PolicyFile: auditPolicy(t), WebhookConfigFile: accesstest.Kubeconfig(t, p.Server), WebhookMode: "blocking-strict"}
+			c.Audit = access.Audit{PolicyFile: accesstest.AuditPolicy(t), WebhookConfigFile: accesstest.Kubeconfig(t, p.Server), WebhookMode: "blocking-strict"}
 		})
 		return asks(t, s, request{method: "GET", path: configMaps})
 	}},

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -24,7 +25,7 @@ import (
 // idle connections to them may be kept.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	receiver := newAuditReceiver(t)
-	recorded := access.Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
+	recorded := access.Audit{PolicyFile: accesstest.AuditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
 	for name, audit := range map[string]access.Audit{"not recorded": {}, "recorded": recorded} {
 		t.Run(name, func(t *testing.T) { noGoroutineIsLeft(t, newCell(t), audit) })
 	}

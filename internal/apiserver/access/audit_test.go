@@ -7,22 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-// auditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
-func auditPolicy(t testing.TB) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	require.NoError(t, os.WriteFile(path, []byte(`
-apiVersion: audit.k8s.io/v1
-kind: Policy
-rules:
-- {level: None, nonResourceURLs: [/version]}
-- {level: RequestResponse, resources: [{group: "", resources: [configmaps]}]}
-- {level: Metadata}
-`), 0o600))
-	return path
-}
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+)
 
 // TestAuditFlags: flags that do not fit together are refused, and the error names the flags to give.
 func TestAuditFlags(t *testing.T) {
@@ -50,8 +37,8 @@ func TestAuditFlags(t *testing.T) {
 	}
 	for _, a := range []Audit{
 		{PolicyFile: filepath.Join(t.TempDir(), "missing"), LogPath: "-"},
-		{PolicyFile: auditPolicy(t), LogPath: t.TempDir()},
-		{PolicyFile: auditPolicy(t), WebhookConfigFile: filepath.Join(t.TempDir(), "missing")},
+		{PolicyFile: accesstest.AuditPolicy(t), LogPath: t.TempDir()},
+		{PolicyFile: accesstest.AuditPolicy(t), WebhookConfigFile: filepath.Join(t.TempDir(), "missing")},
 	} {
 		_, _, err := a.Open()
 		require.Error(t, err)

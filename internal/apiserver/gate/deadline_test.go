@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,31 +8,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/test/product"
 )
-
-// logLines collects what was logged.
-type logLines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // TestStubbornHandler: if a handler does not end at its request's deadline, the server answers in its place. The whole
 // answer arrives while the handler still runs, nothing that the handler writes follows, and the server logs it.
@@ -43,7 +25,7 @@ func TestStubbornHandler(t *testing.T) {
 		http2 bool
 	}{{"HTTP/1.1", false}, {"HTTP/2", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			var logged logLines
+			var logged product.Output
 			g := New(Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 			release, ended := make(chan struct{}), make(chan error, 1)
 			stubborn := g.WithTimeout(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -53,10 +35,7 @@ func TestStubbornHandler(t *testing.T) {
 				_, err := io.WriteString(w, "late")
 				ended <- err
 			}))
-			listener := httptest.NewUnstartedServer(hurried(stubborn))
-			listener.EnableHTTP2 = c.http2
-			listener.StartTLS()
-			defer listener.Close()
+			listener := listen(t, stubborn, c.http2)
 			answer, err := listener.Client().Get(listener.URL)
 			require.NoError(t, err)
 			defer func() { _ = answer.Body.Close() }()
@@ -88,18 +67,15 @@ func (b broken) WriteHeader(int) {
 // TestPanicAtTheDeadline: if the answer in a handler's place panics, the request ends and the process does not. The
 // panic is logged like any other.
 func TestPanicAtTheDeadline(t *testing.T) {
-	var logged logLines
+	var logged product.Output
 	g := New(Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	for _, multiplexed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
 			panics := make(chan struct{})
 			h := g.WithTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-panics }))
-			listener := httptest.NewUnstartedServer(hurried(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			listener := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				h.ServeHTTP(broken{w, panics}, r)
-			})))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
+			}), multiplexed)
 			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // a client does not repeat a POST
 			if err == nil {
 				_ = answer.Body.Close()
@@ -124,16 +100,7 @@ func TestLateAnswerGoesOn(t *testing.T) {
 				<-time.After(2 * lastWord) // any other answer would be cut off by now
 				_, _ = io.WriteString(w, "late")
 			}))
-			listener := httptest.NewUnstartedServer(hurried(late))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Get(listener.URL)
-			require.NoError(t, err)
-			defer func() { _ = answer.Body.Close() }()
-			body, err := io.ReadAll(answer.Body)
-			require.NoError(t, err)
-			require.Equal(t, "in time, late", string(body))
+			require.Equal(t, "in time, late", answerOf(t, listen(t, late, multiplexed)))
 		})
 	}
 }
@@ -143,30 +110,38 @@ func TestAnswerAtTheDeadline(t *testing.T) {
 	g := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	for _, multiplexed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
-			listener := httptest.NewUnstartedServer(hurried(g.WithTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			atTheDeadline := g.WithTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "whole")
 				<-r.Context().Value(deadlineKey{}).(*timed).passed
-			}))))
-			listener.EnableHTTP2 = multiplexed
-			listener.StartTLS()
-			defer listener.Close()
-			answer, err := listener.Client().Get(listener.URL)
-			require.NoError(t, err)
-			defer func() { _ = answer.Body.Close() }()
-			body, err := io.ReadAll(answer.Body)
-			require.NoError(t, err)
-			require.Equal(t, "whole", string(body))
+			}))
+			require.Equal(t, "whole", answerOf(t, listen(t, atTheDeadline, multiplexed)))
 		})
 	}
 }
 
-// hurried gives requests a deadline that passes soon.
-func hurried(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// listen serves requests over HTTP/1.1 or HTTP/2, with a deadline that passes soon.
+func listen(t *testing.T, h http.Handler, http2 bool) *httptest.Server {
+	t.Helper()
+	listener := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Verb: "get"}), 100*time.Millisecond)
 		defer cancel()
 		h.ServeHTTP(w, r.WithContext(ctx))
-	})
+	}))
+	listener.EnableHTTP2 = http2
+	listener.StartTLS()
+	t.Cleanup(listener.Close)
+	return listener
+}
+
+// answerOf requires a whole answer, and returns its body.
+func answerOf(t *testing.T, listener *httptest.Server) string {
+	t.Helper()
+	answer, err := listener.Client().Get(listener.URL)
+	require.NoError(t, err)
+	defer func() { _ = answer.Body.Close() }()
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return string(body)
 }
 
 // TestHandlerHasTheLastWord: a handler that waits on its context gives the answer itself, with its own headers. So does

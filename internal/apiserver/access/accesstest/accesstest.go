@@ -137,6 +137,19 @@ func Kubeconfig(t testing.TB, server *httptest.Server) string {
 		`"clusters":[{"name":"a","cluster":{"server":%q,"certificate-authority-data":%s}}]}`, server.URL+"/review", authority))
 }
 
+// AuditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
+func AuditPolicy(t testing.TB) string {
+	t.Helper()
+	return Write(t, `
+apiVersion: audit.k8s.io/v1
+kind: Policy
+rules:
+- {level: None, nonResourceURLs: [/version]}
+- {level: RequestResponse, resources: [{group: "", resources: [configmaps]}]}
+- {level: Metadata}
+`)
+}
+
 // Write writes a file and returns its path.
 func Write(t testing.TB, text string) string {
 	t.Helper()
