@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -76,6 +77,13 @@ var notProse = regexp.MustCompile(`^(\||    |\[[^]]+\]: )`)
 
 // prose returns a document's lines outside of code and tables, by their numbers.
 func prose(path string) (map[int]string, error) {
+	found, err := outsideCode(path)
+	maps.DeleteFunc(found, func(_ int, line string) bool { return notProse.MatchString(line) })
+	return found, err
+}
+
+// outsideCode returns a document's lines outside of fenced code, by their numbers.
+func outsideCode(path string) (map[int]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -84,7 +92,7 @@ func prose(path string) (map[int]string, error) {
 	for i, line := range strings.Split(string(text), "\n") {
 		if strings.HasPrefix(strings.TrimSpace(line), "```") {
 			code = !code
-		} else if !code && !notProse.MatchString(line) {
+		} else if !code {
 			found[i+1] = line
 		}
 	}

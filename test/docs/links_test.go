@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"bufio"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,37 +19,19 @@ var (
 	dropped = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 )
 
-// outsideCode calls do for each line of a page that is outside of fenced code.
-func outsideCode(t *testing.T, page string, do func(number int, line string)) {
-	t.Helper()
-	file, err := os.Open(page)
-	require.NoError(t, err)
-	defer file.Close()
-	code := false
-	lines := bufio.NewScanner(file)
-	for number := 1; lines.Scan(); number++ {
-		fence := strings.HasPrefix(strings.TrimSpace(lines.Text()), "```")
-		if fence {
-			code = !code
-		}
-		if !code && !fence {
-			do(number, lines.Text())
-		}
-	}
-	require.NoError(t, lines.Err())
-}
-
 // anchorsOf are those that a page's headings have.
 func anchorsOf(t *testing.T, page string) map[string]bool {
 	t.Helper()
 	anchors := map[string]bool{}
-	outsideCode(t, page, func(_ int, line string) {
+	lines, err := outsideCode(page)
+	require.NoError(t, err)
+	for _, line := range lines {
 		title := strings.TrimLeft(line, "#")
 		if heading, ok := strings.CutPrefix(title, " "); ok && title != line {
 			heading = strings.ToLower(strings.TrimSpace(linked.ReplaceAllString(heading, "$1")))
 			anchors[strings.ReplaceAll(dropped.ReplaceAllString(heading, ""), " ", "-")] = true
 		}
-	})
+	}
 	return anchors
 }
 
@@ -65,7 +46,8 @@ func TestLinksHaveTargets(t *testing.T) {
 		case filepath.Ext(page) != ".md":
 			return nil
 		}
-		outsideCode(t, page, func(number int, line string) {
+		lines, err := outsideCode(page)
+		for number, line := range lines {
 			for _, found := range link.FindAllStringSubmatch(line, -1) {
 				if scheme.MatchString(found[1]) {
 					continue
@@ -80,7 +62,7 @@ func TestLinksHaveTargets(t *testing.T) {
 					assert.True(t, anchorsOf(t, target)[anchor], "%s:%d: no heading '%s'", page, number, found[1])
 				}
 			}
-		})
-		return nil
+		}
+		return err
 	}))
 }

@@ -42,16 +42,17 @@ func importsByPackage(t *testing.T) map[string][]string {
 		if err != nil {
 			return err
 		}
-		packages[folder] = append(packages[folder], []string{}...)
+		ours := packages[folder]
 		for _, spec := range file.Imports {
 			imported, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
 				return err
 			}
-			if ours, ok := strings.CutPrefix(imported, module); ok {
-				packages[folder] = append(packages[folder], ours)
+			if name, ok := strings.CutPrefix(imported, module); ok {
+				ours = append(ours, name)
 			}
 		}
+		packages[folder] = ours
 		return nil
 	}))
 	return packages
