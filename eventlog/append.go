@@ -33,14 +33,14 @@ const (
 	// MaxBatch is how many events one append may have. It is JetStream's own bound.
 	MaxBatch        = 1000
 	batchesInFlight = 16
-	// grace is how much longer than the append's deadline resolving its outcome may take.
+	// grace is the time that resolving an append's outcome may take after the append's deadline.
 	grace = time.Second
 )
 
 var (
 	// errUnanswered: the message may have been sent, and no answer came.
 	errUnanswered = errors.New("no answer came in time")
-	// errOpen: one server refused the message, and another may have taken it or may still take it.
+	// errOpen: one server refused the message, and another server may have taken it or may still take it.
 	errOpen = errors.New("another server may have taken it")
 )
 
@@ -54,17 +54,18 @@ func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, 
 func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 
 // Append appends all writes atomically, in order and without a gap, each under its own precondition. It returns the
-// revision of the last one. Errors are ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong, and
+// revision of the last event. Errors are ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong, and
 // ErrDiverged or ErrFenced, after which the process must stop.
 //
-// If the outcome is open, Append tries to resolve it before it returns ErrUnknown. That may take up to a second longer
-// than ctx's deadline.
+// If the outcome is open, Append tries to resolve it before it returns ErrUnknown. Append may then return up to a
+// second after ctx's deadline.
 //
 // The first event has the request id as its id. The n-th event after it has '<request id>.<n>'. Outcomes are resolved
 // by these ids, so no two appends may have the same request id. No two writes of one append may have the same key.
 //
-// basis says which view the writes were computed from. If the log was fenced since then, Append returns ErrFenced: only
-// a fence leaps so far beyond a view's head. A crash of this process leaves either all events in the log or none.
+// basis names the view from which the writes were computed. If the log was fenced after that view, Append returns
+// ErrFenced: only a fence raises revisions so far above a view's head. A crash of this process leaves either all events
+// in the log or none.
 func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(basis.Epoch, requestID, writes)
 	if err != nil {
@@ -131,8 +132,8 @@ func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats
 	return msgs, nil
 }
 
-// publishSurely publishes again, for as long as a change of leaders takes, if the messages were certainly not
-// published.
+// publishSurely publishes the messages. While it is certain that nothing was published, publishSurely tries again, for
+// as long as a change of leaders takes.
 func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	again, cancel := context.WithTimeout(ctx, l.config.Timeout/tries)
 	defer cancel()
@@ -144,9 +145,9 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	}
 }
 
-// leavesOpen says that an answer does not decide the outcome. On a replicated log a refusal alone never does. During a
-// change of leaders, the old and the new leader may both receive a message, and one may refuse it while the other
-// appends it. Even a precondition that is broken for good proves nothing: the append itself may have broken it.
+// leavesOpen says that an answer does not decide the outcome. On a replicated log a refusal alone never decides the
+// outcome. During a change of leaders the new leader may append a message, and the old leader may refuse the same
+// message because its own event now breaks the precondition.
 func (l *Log) leavesOpen(err error) bool {
 	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated() && errors.Is(err, ErrConflict)
 }
@@ -165,7 +166,7 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	}
 }
 
-// publishBatch stages all messages under a batch id of its own, and commits them with the last one. A crash before the
+// publishBatch stages all messages under a new batch id, and commits them with the last message. A crash before the
 // commit leaves nothing in the log: the server drops what it has staged.
 func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	id := rand.Text()
@@ -201,7 +202,7 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 		return 0, l.outcome(refused)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return 0, ErrTooLarge
-	case certainlyUnsent(err):
+	case slices.ContainsFunc(unsent, func(proof error) bool { return errors.Is(err, proof) }):
 		return 0, fmt.Errorf("%w: %w", ErrNotPublished, err)
 	case err != nil:
 		return 0, fmt.Errorf("%w: %w", errUnanswered, err)
@@ -229,9 +230,8 @@ type acknowledgement struct {
 	Sequence Revision `json:"seq"`
 }
 
-// noteAcknowledged counts how many appends and barriers in a row got no acknowledgement. A refusal does not change the
-// count, since a leader that has lost the other servers also refuses. A refusal that is only for now (unavailable)
-// counts as no acknowledgement.
+// noteAcknowledged counts how many appends and barriers in a row got no acknowledgement. A permanent refusal does not
+// change the count, since a leader that has lost the other servers also refuses.
 func noteAcknowledged(ack acknowledgement, err error) {
 	var refused *serverError
 	switch {
@@ -242,15 +242,12 @@ func noteAcknowledged(ack acknowledgement, err error) {
 	}
 }
 
-// certainlyUnsent reports whether the error proves that nothing was sent, or that no server was there to take it.
-func certainlyUnsent(err error) bool {
-	return slices.ContainsFunc([]error{
-		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection,
-		nats.ErrBadSubject,
-	}, func(unsent error) bool { return errors.Is(err, unsent) })
-}
+// unsent are the errors which prove that nothing was sent, or that no server was there to take the message.
+var unsent = []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining,
+	nats.ErrInvalidConnection, nats.ErrBadSubject}
 
-// refusedForGood are refusals that a log's only server gives before it stores anything. outcome handles the others.
+// refusedForGood are refusals that a log's only server gives before it stores anything. outcome handles all other
+// refusals.
 var refusedForGood = map[int]bool{
 	10002: true, // account resources exceeded
 	10023: true, // insufficient resources
@@ -264,8 +261,8 @@ var refusedForGood = map[int]bool{
 }
 
 // outcome translates a refusal. On a replicated log each server refuses by its own view: its disk is full, or another
-// write of the subject is proposed and not yet applied (10164). Another server may see this differently. Only a message
-// that is too large is too large for all servers.
+// write of the subject is proposed and not yet applied (10164). Another server may accept the same message. Only a
+// message that is too large is refused by all servers.
 func (l *Log) outcome(refused *serverError) error {
 	switch {
 	case refused.Code == codeWrongLast:

@@ -66,7 +66,8 @@ func TestPreconditions(t *testing.T) {
 }
 
 // A writer stalls while another write of the key is appended, projected and purged. The stalled write then succeeds
-// with precondition 0. Only the base in its event shows that the chain is broken, and the fold voids it (invariant 13).
+// with precondition 0. Only the base in that write's event shows that the chain is broken, and the fold voids it
+// (invariant 13).
 func TestBaseShowsABrokenChain(t *testing.T) {
 	l := eventlogtest.Log(t)
 	read := mustAppend(t, l, "1", added("a", "v1"))
@@ -211,7 +212,7 @@ func batch(id, size int) []eventlog.Write {
 	return writes
 }
 
-// Stream info shows a batch that is being written. Head never does.
+// Stream info shows a batch that is being written. Head never returns a revision inside one.
 func TestHeadIsNeverInsideABatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of appends")

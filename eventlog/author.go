@@ -13,10 +13,10 @@ type Author struct {
 	User string
 	// As is the user who was impersonated; empty if nobody was.
 	As string
-	// Agent is the program that the user used, as it named itself.
+	// Agent is the name that the user's program gave itself.
 	Agent string
 	// Cause is the deletion that led to the event, if that deletion's user did not write the event. Only parts of
-	// Logplane set it, never a request.
+	// Logplane set Cause, never a request.
 	Cause Cause
 }
 
@@ -28,7 +28,7 @@ type Cause struct {
 	User, As string
 }
 
-// Causes returns the cause of what follows from the author's deletion at a revision. That is the deletion's own cause
+// Causes returns the cause of the events that follow from the author's deletion at a revision: the deletion's own cause
 // if it has one, and otherwise the deletion itself.
 func (a Author) Causes(at Revision) Cause {
 	if a.Cause.Revision > 0 {
@@ -45,7 +45,7 @@ func (c Cause) header() string {
 	return strings.TrimRight(formatRevision(c.Revision)+"\t"+c.User+"\t"+c.As, "\t")
 }
 
-// causeOf is the inverse of Cause.header. It takes a malformed header as no cause, since nothing depends on causes.
+// causeOf is the inverse of Cause.header. A malformed header means no cause, since nothing depends on causes.
 func causeOf(header string) Cause {
 	parts := strings.SplitN(header+"\t\t", "\t", 3)
 	at, err := strconv.ParseUint(parts[0], 10, 64)
@@ -55,7 +55,8 @@ func causeOf(header string) Cause {
 	return Cause{Revision(at), parts[1], strings.Trim(parts[2], "\t")}
 }
 
-// The most bytes that are kept of a user's name and of an agent's. A service account's name has at most 339.
+// Limits, in bytes, of a user's name and of an agent's name; longer names are shortened. A service account's name has
+// at most 339 bytes.
 const (
 	maxUser  = 512
 	maxAgent = 256

@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// An event's author is the same when it is read from the log, also in a batch. Texts that clients choose cannot forge a
-// header, contain only visible characters, and are of bounded length.
+// An event's author is unchanged when the event is read from the log, also in a batch. Texts that clients choose
+// contain only visible characters, are of bounded length, and cannot forge a header.
 func TestAuthor(t *testing.T) {
 	l := eventlogtest.Log(t)
 	long := strings.Repeat("é", 400)
@@ -33,7 +33,7 @@ func TestAuthor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := added(strings.ReplaceAll(name, " ", "-"), "x")
 			w.Author = c.author
-			rev := mustAppend(t, l, t.Name(), w, added("beside-"+w.Key.Name, "y"))
+			rev := mustAppend(t, l, t.Name(), w, added("next-to-"+w.Key.Name, "y"))
 			events := mustTail(t, l, rev-2, rev)
 			if events[0].Author != c.want || events[1].Author != (eventlog.Author{}) {
 				t.Errorf("got %+v and %+v", events[0].Author, events[1].Author)
@@ -45,7 +45,8 @@ func TestAuthor(t *testing.T) {
 	}
 }
 
-// Whatever headers say about an author can be read, is of bounded length, and is the same when it is written again.
+// Any headers about an author can be decoded. The decoded author is of bounded length, and is unchanged when the author
+// is written and read again.
 func FuzzAuthor(f *testing.F) {
 	f.Add("ann", "", "kubectl/v1.36.3", "7\tann")
 	f.Add(" a\r\nb ", "\xff\u202e", strings.Repeat("é…", 200), "18446744073709551616\tx")

@@ -14,7 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// forgedBarriers are messages that a role which may only append barriers can publish, by what each attempts.
+// forgedBarriers are messages that a role with only the right to append barriers can publish. Each map key names the
+// attempt of its message.
 var forgedBarriers = map[string]nats.Header{
 	"a wrong checksum":                {"Logplane-Checksum": {"0"}},
 	"no checksum":                     {},
@@ -30,8 +31,9 @@ var forgedBarriers = map[string]nats.Header{
 		"Logplane-Epoch": {strconv.FormatUint(math.MaxUint64, 10)}},
 }
 
-// Whatever is published on the barriers' subject changes nothing. Every reader passes it at once, and takes it for a
-// barrier, without an id unless its own is valid. Nothing in it is taken for an answer of the server.
+// No message on the barriers' subject changes anything. Every reader passes such a message at once, and takes it for a
+// barrier. The barrier has an id only if the message has a valid id. No part of the message is taken for an answer of
+// the server.
 func TestForgedBarriers(t *testing.T) {
 	for name, header := range forgedBarriers {
 		t.Run(name, func(t *testing.T) {
@@ -88,8 +90,8 @@ func checkForgedBarrier(t *testing.T, l *eventlog.Log, conn *nats.Conn, header n
 	}
 }
 
-// A copy of a message that is not an event has no id, though another copy may have one. Then the time decides whether
-// it is the same message.
+// A copy of a message that is not an event has no id, though another copy may have an id. Then the time decides whether
+// both are copies of the same message.
 func TestPositionsOfNoEvent(t *testing.T) {
 	known, none := eventlog.Position{Revision: 3, RequestID: "id", Time: 7}, eventlog.Position{Revision: 3, Time: 7}
 	for _, same := range [][2]eventlog.Position{{known, known}, {known, none}, {none, known}, {none, none}} {

@@ -49,7 +49,7 @@ func BenchmarkAppendByMany(b *testing.B) {
 	}
 }
 
-// cpuTime is how much CPU time the process has used.
+// cpuTime is the CPU time that the process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
@@ -83,7 +83,7 @@ func BenchmarkHead(b *testing.B) {
 	}
 }
 
-// BenchmarkHeadOfAnother measures what it costs to learn a head that another process has written.
+// BenchmarkHeadOfAnother measures the cost of learning a head that another process has written.
 func BenchmarkHeadOfAnother(b *testing.B) {
 	for _, kib := range []int{1, 900} {
 		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
@@ -122,7 +122,7 @@ func BenchmarkTail(b *testing.B) {
 	}
 }
 
-// BenchmarkFollow measures what an event costs a long-running reader that catches up.
+// BenchmarkFollow measures the cost per event for a long-running reader that catches up.
 func BenchmarkFollow(b *testing.B) {
 	l := eventlogtest.Log(b)
 	writes := make([]eventlog.Write, 1000)

@@ -10,9 +10,9 @@ import (
 )
 
 // A stream republishes either all bodies or none, and the log republishes none. So the bodies of the resources on a
-// list go through another stream. The server copies the events of these resources from the log to that stream, and
-// republishes them whole. The stream keeps only the last event, so that after a restart the copying continues where it
-// was. The log's own stream is not changed by this.
+// list go through another stream. The server copies the events of these resources from the log to the other stream, and
+// republishes these copies with their bodies. The other stream keeps only the last event, so that after a restart the
+// copying continues where it was. The log's own stream stays unchanged.
 
 // Resource is a resource whose bodies are republished.
 type Resource struct {
@@ -22,7 +22,8 @@ type Resource struct {
 	Resource string
 }
 
-// Check says why the resource cannot be on the list. Secrets never can. Nor can a pattern, which might match Secrets.
+// Check says why the resource cannot be on the list. Secrets can never be on the list. Patterns cannot be on the list
+// either, because a pattern might match Secrets.
 func (r Resource) Check() error {
 	if r == (Resource{Resource: "secrets"}) {
 		return errors.New("Secrets are never republished")
@@ -34,8 +35,8 @@ func (r Resource) Check() error {
 }
 
 // SetBodies makes the server republish the events of these resources, and of no others, with their bodies, on
-// '<prefix>.bodies.>'. Whoever may subscribe to a namespace there can read these resources in it, whatever the API
-// would allow. SetBodies refuses what Check refuses.
+// '<prefix>.bodies.>'. A user who may subscribe to a namespace there can read these resources in that namespace,
+// whatever the API would allow. SetBodies refuses every resource that Check refuses.
 func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 	c = c.withDefaults()
 	js := c.jetStream()
@@ -59,7 +60,7 @@ func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 
 func bodiesStream(c Config) string { return c.Stream + "-bodies" }
 
-// bodiesConfig is the configuration of a stream that copies what is appended from now on.
+// bodiesConfig is the configuration of a stream that copies the events that are appended from now on.
 func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resources []Resource) (jetstream.StreamConfig, error) {
 	log, err := js.Stream(ctx, c.Stream)
 	if err != nil {
@@ -95,7 +96,11 @@ func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 	c = c.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	s, err := c.jetStream().Stream(ctx, bodiesStream(c))
+	var s jetstream.Stream
+	err := whileAllowed(ctx, c.Conn, mayNotMake, func(ctx context.Context) (err error) {
+		s, err = c.jetStream().Stream(ctx, bodiesStream(c))
+		return err
+	})
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, nil
 	}

@@ -21,8 +21,8 @@ type serverError struct {
 
 func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
-// reading reads an answer of the server. It returns a *serverError if the request was refused. It may be called again,
-// for the answer to another copy of the request.
+// reading reads an answer of the server. It returns a *serverError if the request was refused. A reading may be called
+// again, for the answer to another copy of the request.
 type reading func(*nats.Msg) error
 
 // refusal is part of every answer in JSON.
@@ -44,8 +44,8 @@ func decoded(into any, refused *refusal) reading {
 	}
 }
 
-// tries is how many first tries fit into the timeout. A request that is sent during a change of leaders may never be
-// answered, so one try must be much shorter than the whole operation.
+// tries is how many times the first try's time fits into the timeout. A request that is sent during a change of leaders
+// may never be answered, so one try must be much shorter than the whole operation.
 const tries = 5
 
 // resend is about how long the servers may take to answer before all of them are asked again.
@@ -74,8 +74,8 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, read read
 }
 
 // callAll continues a call after a server has answered that there is no leader. It listens for the answers of all
-// servers. A server that was cut off still answers so for seconds after it is back, and its answer comes before the
-// leader's.
+// servers. A server that was cut off still gives that answer for seconds after it is back, and its answer comes before
+// the leader's.
 func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read reading, refused error) error {
 	conn := l.config.Conn
 	inbox := conn.NewInbox()
@@ -99,8 +99,7 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 }
 
 // leaveServer connects to another server of a replicated log, once a deadline has passed. The current server may be cut
-// off from the others, and would then answer nothing until it is back. If it is not cut off, another server serves as
-// well.
+// off from the others, and would then answer nothing until the cut ends. If it is not cut off, the change does no harm.
 func (l *Log) leaveServer(ctx context.Context) {
 	if !l.replicated() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
 		return
@@ -111,7 +110,7 @@ func (l *Log) leaveServer(ctx context.Context) {
 	}
 }
 
-// listen returns the first conclusive answer, whichever copy of the request it answers.
+// listen returns the first conclusive answer to any copy of the request.
 func listen(ctx context.Context, answers *nats.Subscription, read reading) error {
 	for {
 		got, err := answers.NextMsgWithContext(ctx)
@@ -145,7 +144,7 @@ func (l *Log) tryTime(try int) time.Duration {
 // errBroken: the connection broke after the request was sent, so the answer can no longer arrive.
 var errBroken = errors.New("the connection broke before the answer came")
 
-// unreached: there was no connection to send the request on.
+// unreached: there was no connection on which to send the request.
 type unreached struct{ error }
 
 func (unreached) Error() string   { return "it cannot be reached" }
@@ -168,8 +167,8 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	return read(got)
 }
 
-// link is a connection to a server, from when it was made until it breaks. The NATS client keeps requests waiting that
-// were sent on a broken connection, although nobody will answer them.
+// link is a connection to a server, from when it was made until it breaks. After a connection has broken, the NATS
+// client still waits for the answers to requests that were sent on it, although no answer can come.
 type link struct {
 	ctx context.Context
 	end context.CancelFunc
@@ -181,13 +180,13 @@ func newLink() *link {
 }
 
 // Connection is the number of this process's current connection to the log's servers, from 1 on. A proof about the log
-// is only good for the connection on which it was made, since the log may have gone back before the next one. So call
-// Connection before you ask the log.
+// holds only for the connection on which it was made, since the log may have gone back before the next connection. So
+// call Connection before you ask the log.
 func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects + 1 }
 
 // whileConnected returns a context that ends when the connection breaks, with errBroken as the cause, or when ctx ends.
 // While there is no connection, messages to a consumer's inbox are lost. Without this context only missed heartbeats
-// would show that.
+// would show the loss.
 func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
 	connected, cancel := context.WithCancelCause(ctx)
 	forget := context.AfterFunc(l.link.Load().ctx, func() { cancel(errBroken) })
@@ -197,8 +196,8 @@ func (l *Log) whileConnected(ctx context.Context) (connected context.Context, st
 	}
 }
 
-// watchLink ends the link's context when the connection breaks, so that nobody waits for its answers. It also warns of
-// each server that the process connects to and whose version may not keep the log.
+// watchLink ends the link's context when the connection breaks, so that nobody waits for its answers. watchLink also
+// warns when the process connects to a server whose version may not keep the log.
 func (l *Log) watchLink() {
 	l.link.Store(newLink())
 	warn := func(conn *nats.Conn) {
@@ -223,7 +222,7 @@ func (l *Log) watchLink() {
 	})
 }
 
-// within bounds an operation.
+// within bounds an operation by the timeout.
 func (l *Log) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, l.config.Timeout)
 }

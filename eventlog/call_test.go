@@ -35,8 +35,8 @@ func TestUnavailableOnce(t *testing.T) {
 	}
 }
 
-// A server that was cut off answers for seconds after it is back that there is no leader. Here such a server passes a
-// request on only after that answer. So the leader's own answer always comes second, and is used all the same.
+// A server that was cut off still answers, for seconds after the cut ends, that there is no leader. Here such a server
+// passes a request on only after that answer. So the leader's own answer always comes second, and is used all the same.
 func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
@@ -60,7 +60,8 @@ func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	}
 }
 
-// inPlaceOf makes the handler receive what the server's clients publish on a subject, instead of the usual receivers.
+// inPlaceOf makes the handler, instead of the usual receivers, receive the messages that the server's clients publish
+// on a subject.
 func inPlaceOf(t *testing.T, s *natsserver.Server, conn *nats.Conn, subject string, handler nats.MsgHandler) {
 	t.Helper()
 	instead := "instead." + subject

@@ -22,8 +22,8 @@ func shortTimeout(c *eventlog.Config) { c.Timeout = 2 * time.Second }
 
 func follower(leader int) int { return (leader + 1) % 3 }
 
-// infoHead is the head that STREAM.INFO answers through server i. It proves nothing: it is only what the leader
-// believes.
+// infoHead is the head that STREAM.INFO answers through server i. That head proves nothing: a deposed leader still
+// answers with its old head.
 func infoHead(t *testing.T, c *eventlogtest.Servers, i int) eventlog.Revision {
 	t.Helper()
 	msg, err := c.Conn[i].Request("$JS.API.STREAM.INFO.logplane", nil, 5*time.Second)
@@ -72,8 +72,8 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal stalls on its way to the quorum. A second write of the same object learns that it has lost only when the
-// stalled proposal lands. The stalled write is found by its id.
+// A proposal stalls on its way to the quorum. Only when the stalled proposal is appended does a second write of the
+// same object learn that it has lost. The stalled write is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -89,17 +89,17 @@ func TestStalledProposalLandsLater(t *testing.T) {
 	c.Stall(leader)
 	done := appending(bounded(t), l, "stalled", added("a", "1"))
 	before := eventlog.RoundTrips("append")
-	beside := appending(bounded(t), other, "other", modified("a", "2", head))
+	concurrent := appending(bounded(t), other, "other", modified("a", "2", head))
 	tried(t, before, 3)
-	if len(beside) > 0 {
-		t.Fatalf("a write beside one in flight: %+v", <-beside)
+	if len(concurrent) > 0 {
+		t.Fatalf("a write during one in flight: %+v", <-concurrent)
 	}
 	c.Resume(leader)
 	o := <-done
 	if o.err != nil {
 		t.Fatal(o.err)
 	}
-	if o := <-beside; !errors.Is(o.err, eventlog.ErrConflict) {
+	if o := <-concurrent; !errors.Is(o.err, eventlog.ErrConflict) {
 		t.Errorf("after one that was in flight: %+v", o)
 	}
 	once(t, l, head, "stalled", o.rev)
@@ -119,8 +119,8 @@ func once(t *testing.T, l *eventlog.Log, after eventlog.Revision, id string, rev
 	}
 }
 
-// During a leader change a message reaches the old and the new leader. The old one (here a subscriber takes its place)
-// refuses first, and the new one appends. So such a refusal does not prove that nothing was written.
+// During a leader change a message reaches the old and the new leader. The old leader (here a subscriber takes its
+// place) refuses first, and the new leader appends. So such a refusal does not prove that nothing was written.
 func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -170,7 +170,7 @@ func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 
 func requestID(prefix, name string) string { return prefix + "-" + strings.ReplaceAll(name, " ", "-") }
 
-// refuseOnce answers the first append that it sees, and closes the channel when it has answered.
+// refuseOnce refuses the first append that it sees, and then closes the channel.
 func refuseOnce(t *testing.T, conn *nats.Conn, code int, description string) <-chan struct{} {
 	t.Helper()
 	answered := make(chan struct{})
@@ -232,8 +232,8 @@ func TestReplicatedConflicts(t *testing.T) {
 	}
 }
 
-// A leader that is cut off without noticing goes on answering with its old head. This package never returns such a head
-// to its callers, and never reports because of it that the log went back.
+// A leader that is cut off without noticing still answers with its old head. This package never returns such a head to
+// its callers, and never takes it for a proof that the log went back.
 func TestDeposedLeader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for an election")
@@ -312,8 +312,8 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 }
 
 // The nearest replica answers direct gets, and is often behind. A tail is complete all the same. If a replica is cut
-// off together with the client, it knows only an old end of the log. The tail does not stop at that end, and is
-// complete when the replica is back.
+// off together with the client, the replica knows only an old end of the log. The tail does not stop at that end, and
+// is complete when the replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for replicas")
@@ -360,8 +360,8 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	}
 }
 
-// Writers use all servers while leaders step down and one is cut off. Every acknowledged write is in the log once, at
-// its revision; the chain of events of every object is unbroken; and a follower saw all of it in order.
+// Writers use all servers while leaders step down and one server is cut off. Every acknowledged write is in the log
+// once, at its revision; the chain of events of every object is unbroken; and a follower saw every event in order.
 func TestLeaderChangesAmidWrites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("leaders change for a quarter of a minute")
@@ -443,7 +443,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	t.Logf("%d appends acknowledged, %d events", acknowledged.Load(), len(events))
 }
 
-// history is what one writer was told about its appends.
+// history has the results of one writer's appends.
 type history struct {
 	log          *eventlog.Log
 	acknowledged map[string]eventlog.Revision
@@ -482,7 +482,7 @@ func (h *history) write(t *testing.T, ctx context.Context, w int) {
 			}
 			writes = append(writes, change)
 		}
-		// The context does not end with ctx: a write in flight when the test is over is resolved like any other.
+		// The context does not end with ctx: a write in flight when the test is over is resolved like any other write.
 		rev, err := h.log.Append(context.WithoutCancel(ctx), h.log.Basis(), id, writes...)
 		if err == nil {
 			h.acknowledged[id] = rev - eventlog.Revision(len(writes)-1)
@@ -496,7 +496,7 @@ func (h *history) write(t *testing.T, ctx context.Context, w int) {
 	}
 }
 
-// check compares what the writers were told with the log.
+// check compares the writers' histories with the log.
 func check(t *testing.T, events []eventlog.Event, histories []*history) {
 	t.Helper()
 	at := map[string]eventlog.Revision{}
@@ -551,7 +551,7 @@ func TestMoreReplicas(t *testing.T) {
 		e, err := eventlog.Examine(bounded(t), eventlog.Config{Conn: c.Conn[0]})
 		return err == nil && e.Replicas == 3 && e.Leader != "" && len(e.Lagging) == 0
 	})
-	onOld := openOn(t, c, old) // this log is opened after the change, so it knows
+	onOld := openOn(t, c, old) // this log is opened after the change, so it knows of the replicas
 	if b := mustHead(t, onOld); b.Head <= before {
 		t.Errorf("the head is %d and no barrier came after %d", b.Head, before)
 	}
@@ -596,8 +596,9 @@ func TestAServerThatIsCutOffIsLeft(t *testing.T) {
 	fill(t, l, 3)
 }
 
-// The leader of a log can be reached and says that it leads, while no other server follows it. Callers are told within
-// the timeout what is wrong and what to do. The metric shows it until the log acknowledges again.
+// The leader of a log can be reached and says that it leads, while no other server follows it. Within the timeout,
+// callers get an error that names the fault and its remedy. The metric shows the fault until the log acknowledges
+// again.
 func TestAStuckGroupIsNoticed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")

@@ -14,11 +14,11 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Each server of a replicated log has a copy of each event. A disk or memory may flip bits in it. The server detects
-// most such damage by its own checksum, and then passes over the event as if it had been deleted. The event's checksum
-// shows the rest. In both cases other copies are read, so that a reader never folds an event that was not appended.
+// Each server of a replicated log has a copy of each event. If bits of a copy flip, the server mostly notices, and
+// skips the event as if it had been deleted. The event's checksum shows the flips that the server misses. In both cases
+// other copies are read, so that a reader never folds an event that was not appended.
 
-// errMissing: the log goes on after the event, but the event is not there. If no server has it, the log has a hole.
+// errMissing: the log has later events, but this event is missing. If no server has it, the log has a hole.
 var errMissing = errors.New("it is missing")
 
 // whole decodes a message. If this copy is not an event, it returns the event of another copy.
@@ -31,11 +31,11 @@ func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 }
 
 // otherCopy reads an event after one copy of it was missing or could not be decoded. It asks the leader, and then all
-// servers that the connection knows of, copyRounds times. If none of them has the event whole, it returns ErrNowhere.
+// servers that the connection knows of, copyRounds times. If none of them has an undamaged copy, it returns ErrNowhere.
 // If each server of the log says that it lacks the event, the log has gone back, and the error is ErrDiverged.
 //
-// The leader's message may never have been an event, because somebody published without this package. It then changes
-// nothing, like a barrier: operators must see it, but it must not stop all readers for good.
+// The leader's message may never have been an event, because somebody published without this package. Such a message
+// changes nothing, like a barrier: operators must see it, but it must not stop all readers for good.
 func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
@@ -49,8 +49,8 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			return m.skipped(err), nil
 		}
 	}
-	// Both are of the last round. lacks has each server that was asked, and whether it says that it lacks the
-	// event. left is how many servers were not reached.
+	// Both variables are about the last round. lacks has each server that was asked, and whether the server says that
+	// it lacks the event. left is how many servers were not reached.
 	lacks, left := map[string]bool{}, 0
 	for round := 0; err != nil && l.replicated() && round < copyRounds; round++ {
 		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
@@ -103,7 +103,7 @@ func (m stored) foreign(err error) bool {
 }
 
 // eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns
-// true. It returns how many servers it has left out because it could not reach them.
+// true. It returns the number of servers that it could not reach.
 func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) (left int) {
 	options := conn.Opts
 	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, time.Second

@@ -51,8 +51,8 @@ func deliveries(t *testing.T, l *eventlog.Log, after, upto eventlog.Revision) ma
 	}
 }
 
-// One server of three has flipped bits in its file: some that it notices and some that it cannot notice. Whether it
-// leads or not, every acknowledged event can be read through it unchanged.
+// One server of three has flipped bits in its file: some flips that the server notices, and some that it cannot notice.
+// Whether that server leads or not, every acknowledged event can be read unchanged through that server.
 func TestFlippedBitsOfAMinority(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it restarts a server")
@@ -96,8 +96,8 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 	}
 }
 
-// Two servers of three lack an event, and the third, which has it, is down. Only if all servers were asked may an error
-// say that the log went back.
+// Two servers of three lack an event, and the third, which has it, is down. An error may say that the log went back
+// only if all servers were asked.
 func TestAnEventThatTheServersAtHandLack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it restarts servers")
@@ -141,7 +141,7 @@ func lead(t *testing.T, c *eventlogtest.Servers, i int) {
 	})
 }
 
-// connectFirst returns a connection to server i that also knows the other servers. It ends with the test.
+// connectFirst returns a connection to server i that also knows the other servers. The connection ends with the test.
 func connectFirst(t *testing.T, c *eventlogtest.Servers, i int) *nats.Conn {
 	t.Helper()
 	var urls []string
@@ -156,8 +156,8 @@ func connectFirst(t *testing.T, c *eventlogtest.Servers, i int) *nats.Conn {
 	return conn
 }
 
-// The only copy of an event is damaged in a way that the server does not notice. Every reader stops there and reports
-// it: an acknowledged event must not be treated as a message that never was an event.
+// The only copy of an event is damaged in a way that the server does not notice. Every reader stops at the event and
+// reports the damage: an acknowledged event must not be treated as a message that never was an event.
 func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	folder := t.TempDir()
 	s := eventlogtest.Run(t, folder)
@@ -176,7 +176,7 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 }
 
 // Whichever bit of an event is flipped, and wherever its headers seem to end, the result is not taken for another
-// event, nor for a message that never was one.
+// event, nor for a message that never was an event.
 func TestEveryBitCounts(t *testing.T) {
 	const prefix = "p"
 	modified := added("a", "body")

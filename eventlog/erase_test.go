@@ -15,7 +15,7 @@ import (
 
 const erased = "a password that was pasted by mistake"
 
-// What was purged after a Fill is in no file of any server, even while the log has newer events and grows.
+// Events that were purged after a Fill are in no file of any server, even while the log has newer events and grows.
 func TestFilledAndPurgedIsErased(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) (*eventlog.Log, []*server.Server){
 		"one server": func(t *testing.T) (*eventlog.Log, []*server.Server) {
@@ -75,7 +75,7 @@ func holds(t *testing.T, s *server.Server, text string) (found bool) {
 	return found
 }
 
-// A barrier that outdates roots says so to its readers. The padding of Fill is not returned as a body.
+// Readers of a barrier that outdates roots get Outdates. The padding of Fill is not returned as a body.
 func TestBarriersOfForgetting(t *testing.T) {
 	l := eventlogtest.Log(t)
 	if _, err := l.Fill(bounded(t)); err != nil {

@@ -14,7 +14,7 @@ var (
 	ErrNotPublished = errors.New("the write was not published")
 	// ErrPurged: the requested events have left the log. Read the root again, or end the watch with 410.
 	ErrPurged = errors.New("events have left the log")
-	// ErrDiverged: the log is not the one that this process remembers. Its head is too low, or another event is at a
+	// ErrDiverged: the log is not the log that this process remembers. Its head is too low, or another event is at a
 	// remembered revision. The process must stop, and an operator must fence (invariant 9).
 	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'. If --nats, --stream and --bucket are of different cells, correct that instead: to fence would end a healthy log")
 	// ErrFenced: the cell was fenced after this process began. It is also an ErrDiverged: the process must stop, and

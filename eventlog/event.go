@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Revision is a sequence number of the log's stream. Clients, and only they, see it as resourceVersion.
+// Revision is a sequence number of the log's stream. Only clients see a revision as a resourceVersion.
 type Revision uint64
 
-// Op says what an event did to its object.
+// Op is the kind of change that an event made to its object.
 type Op uint8
 
 // A barrier changes nothing. It proves a head on a replicated log, and every fold skips it.
@@ -25,8 +25,8 @@ type Write struct {
 	Op  Op
 	// Base is the live revision that the write replaces, 0 for Added (invariant 13).
 	Base Revision
-	// Precondition is what JetStream enforces: the revision of the key's last event (tombstones included), or 0 if the
-	// log no longer holds that event.
+	// Precondition is the condition that JetStream enforces: the revision of the key's last event (tombstones
+	// included), or 0 if the log no longer holds that event.
 	Precondition Revision
 	// ContentType of Body: 'application/vnd.kubernetes.protobuf' or 'application/cbor'.
 	ContentType string
@@ -41,27 +41,27 @@ type Write struct {
 // Event is one message of the log.
 type Event struct {
 	Write
-	// Revision is the event's place in the log.
+	// Revision is the event's sequence number in the log.
 	Revision Revision
 	// Time is the log's timestamp of the event; no other clock decides anything (invariant 12).
 	Time time.Time
-	// RequestID is the id that the event's writer gave it (CloudEvents id).
+	// RequestID is the id that the writer gave the event (CloudEvents id).
 	RequestID string
 	// Epoch is the cell's epoch when the event was written (invariant 9).
 	Epoch uint64
 	// Trace is the W3C traceparent of the request that wrote the event. It is empty if nobody traced that request
 	// (Traced). Anyone who may publish chooses its content, so only its length can be relied on.
 	Trace string
-	// Outdates is set on a barrier whose writer replaced the root by one with less in it, although the applied revision
-	// did not grow. A process that reads the barrier must read the root again before it goes on.
+	// Outdates is set on a barrier whose writer replaced the root by a root with less content and no higher applied
+	// revision. A process that reads the barrier must read the root again before it continues.
 	Outdates bool
-	// Before and Left are how many events of the same append come before and after this one.
+	// Before and Left are how many events of the same append come before and after this event.
 	Before, Left uint32
 }
 
-// Position is a place in the log, with enough to tell its event from any other that was ever there. A log that went
-// back gives out revisions a second time (invariant 9). So a reader that resumes compares the event at the last
-// position that it knows.
+// Position is a revision, with the request id and the time that tell its event from any other event that ever had this
+// revision. A log that went back gives out revisions a second time (invariant 9), so a reader that resumes compares the
+// event at its last position.
 type Position struct {
 	Revision  Revision
 	RequestID string
@@ -72,10 +72,10 @@ type Position struct {
 // Position returns the event's position.
 func (e *Event) Position() Position { return Position{e.Revision, e.RequestID, e.Time.UnixNano()} }
 
-// Compare returns ErrDiverged if the event that is now at the position's revision is not the one that was there. A
-// position without a request id knows only a revision, such as one that a user gave, and matches any event. If 'now'
-// has no request id, it is a message that is not an event. Another copy of that message may have had an id, so then
-// only the times are compared.
+// Compare returns ErrDiverged if the event that is now at the position's revision is not the event of the position. A
+// position without a request id, such as a revision that a user gave, matches any event. If 'now' has no request id, it
+// is the position of a message that is not an event. Another copy of that message may have had an id, so then only the
+// times are compared.
 func (p Position) Compare(now Position) error {
 	if now.RequestID == "" {
 		now.RequestID = p.RequestID
@@ -93,10 +93,10 @@ type Batch []Event
 // Continues reports whether e belongs to the same append as the event before it in the log.
 func (e *Event) Continues(before *Event) bool { return before.Left > 0 && e.Left == before.Left-1 }
 
-// Basis is what a write was computed from. Head and Epoch come from the one view that showed the write's base. A
-// projection.View makes it; the linter keeps other code from calling Append.
+// Basis identifies the view from which a write was computed. Head and Epoch come from the one view that showed the
+// write's base. A projection.View makes the Basis; the linter keeps other code from calling Append.
 type Basis struct {
-	// Head is the view's revision. The log held that revision with all of its batch. No precondition is above it.
+	// Head is the view's revision. The log held that revision with all of its batch. No precondition is above Head.
 	Head Revision
 	// Epoch is the epoch of the view's root. Append writes it into the events (invariant 9).
 	Epoch uint64

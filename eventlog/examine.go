@@ -11,14 +11,15 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Examination is what an operator can learn of a log through its connection. No code decides anything by it.
+// Examination holds the facts about a log that an operator can learn through the log's connection. No code depends on
+// these facts.
 type Examination struct {
 	// Server is the name and version of the server that the connection leads to.
 	Server string
 	// RoundTrip is how long a round trip to the server takes: the shortest of a few.
 	RoundTrip time.Duration
-	// Ahead is how far that server's clock is ahead of ours, negative if it is behind. The error is at most a round
-	// trip.
+	// Ahead is how far that server's clock is ahead of this process's clock, negative if the server's clock is behind.
+	// The error is at most a round trip.
 	Ahead  time.Duration
 	Bounds Bounds
 	// Bytes is how many bytes the log takes on each server.
@@ -28,7 +29,8 @@ type Examination struct {
 	Leader   string
 	// Lagging names the copies that are not up to date, each with the reason.
 	Lagging []string
-	// Unsafe says which servers have a version that does not sync what it acknowledges. It is nil if there are none.
+	// Unsafe names the servers of versions that do not sync all acknowledged events. It is nil if no server that was
+	// asked has such a version.
 	Unsafe error
 	// Unasked names the servers that keep the log but could not be asked for their version.
 	Unasked []string
@@ -79,15 +81,22 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 	return e, nil
 }
 
+// What a user lacks whose request the server refuses.
+const (
+	mayNotRead = "this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address"
+	mayNotMake = "this user of the server may not make the log, perhaps only subscribe to its events: connect as the user 'operator' of 'logplane permissions --roles', or as one that may do all"
+)
+
 // lookUp asks the server for the log's stream, once.
 func lookUp(ctx context.Context, c Config) (*jetstream.StreamInfo, error) {
-	ctx, done := untilRefused(ctx, c.Conn)
-	defer done()
-	s, err := c.jetStream().Stream(ctx, c.Stream)
-	cause := context.Cause(ctx)
+	var s jetstream.Stream
+	err := whileAllowed(ctx, c.Conn, mayNotRead, func(ctx context.Context) (err error) {
+		s, err = c.jetStream().Stream(ctx, c.Stream)
+		return err
+	})
 	switch {
-	case errors.Is(cause, nats.ErrPermissionViolation):
-		return nil, fmt.Errorf("this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", cause)
+	case errors.Is(err, nats.ErrPermissionViolation):
+		return nil, err
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return nil, fmt.Errorf("there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
 	case err != nil:

@@ -37,8 +37,8 @@ func must(err error) {
 
 var greeting = eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "tour", Name: "greeting"}
 
-// A write says which event of its key it was computed from. The log appends it only if that is still the key's last
-// event.
+// A write names the event from which it was computed. The log appends the write only if that event is still the last
+// event of the write's key.
 func ExampleLog_Append() {
 	ctx := context.Background()
 	log, stop := open(ctx)
@@ -91,7 +91,7 @@ func ExampleLog_Tail() {
 	// 2 request-1.1 main/configmaps/tour/farewell hello
 }
 
-// Follow also yields what is appended later, an append at a time, until its function returns an error.
+// Follow also yields later events, an append at a time, until its function returns an error.
 func ExampleLog_Follow() {
 	ctx := context.Background()
 	log, stop := open(ctx)

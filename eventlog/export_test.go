@@ -68,7 +68,7 @@ func (l *Log) Info(ctx context.Context) (Bounds, error) {
 	return s.Bounds, err
 }
 
-// Search does what follows after a server refused writes of a view. last is the key's last revision as that server
+// Search is the search after a server refused the writes of a view. last is the key's last revision as that server
 // knows it.
 func (l *Log) Search(ctx context.Context, id string, view, last Revision, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(0, id, writes)
@@ -81,13 +81,13 @@ func (l *Log) Search(ctx context.Context, id string, view, last Revision, writes
 // Conn is the log's connection.
 func (l *Log) Conn() *nats.Conn { return l.config.Conn }
 
-// Basis is the basis of a writer that knows what this process has seen.
+// Basis is the basis of a writer that knows every revision that this process has seen.
 func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }
 
 // Damaged is how often this process found a damaged event and read it from another server.
 func Damaged() float64 { return metric(damaged).GetCounter().GetValue() }
 
-// Unacknowledged is how often in a row the log did not acknowledge.
+// Unacknowledged is how many appends and barriers in a row the log did not acknowledge.
 func Unacknowledged() float64 { return metric(unacknowledged).GetGauge().GetValue() }
 
 func metric(of prometheus.Metric) *dto.Metric {
@@ -98,8 +98,8 @@ func metric(of prometheus.Metric) *dto.Metric {
 	return &m
 }
 
-// Sealed returns a write as it is on the wire: subject, headers and body. The header named last comes last, since the
-// NATS client writes headers in any order.
+// Sealed returns a write as it is on the wire: subject, headers and body. The header that 'last' names is written after
+// all other headers, since the NATS client writes headers in any order.
 func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, header, body []byte) {
 	t.Helper()
 	msg, err := encode(prefix, 1, "id", time.Unix(1, 0), w)
@@ -118,7 +118,7 @@ func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, 
 	return msg.Subject, b.Bytes(), msg.Data
 }
 
-// ErrForeign says that a message would be treated as one that never was an event.
+// ErrForeign says that readers would treat a message as one that never was an event.
 var ErrForeign = errors.New("foreign")
 
 // Whole decodes a message in the form in which the leader answers it.

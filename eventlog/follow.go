@@ -3,7 +3,6 @@ package eventlog
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,8 +17,8 @@ const heartbeat = time.Second
 
 // Follow calls yield for every append after the position, with all of its events at once, in order and without gaps. It
 // reconnects as needed, until ctx ends or yield fails. It returns ErrPurged if the next event has left the log. It
-// returns ErrDiverged if the log ends before the last event that was read, or has another event in its place. To find
-// that out, Follow reads that event again whenever it begins to read, if the log still has it (invariant 9).
+// returns ErrDiverged if the log ends before the last event that was read, or has another event in its place. To detect
+// both, Follow reads the last event again whenever it opens a consumer, if the log still has that event (invariant 9).
 //
 // It returns ctx's error when ctx ends, and yield's error when yield fails. A server that cannot be reached for a while
 // is not an error.
@@ -55,17 +54,16 @@ type follower struct {
 	log *Log
 	// at is the position of the event that was read last.
 	at Position
-	// next is the revision that the consumer must deliver next: first that of the event that was read last, then the
-	// following ones.
+	// next is the revision that the consumer must deliver next: first the revision of the event that was read last,
+	// then the following revisions.
 	next  Revision
 	yield func(Batch) error
 	batch Batch // events of an append whose last event has not come yet
 }
 
-// open reads from one consumer until that breaks. The consumer begins with the event that was read last. This proves
-// that its events follow those that were delivered before, whatever happened to the log and the connection meanwhile. A
-// consumer that starts at purged revisions skips them without saying so. So check asks for the log's first revision
-// after the consumer is made.
+// open reads from one consumer until the consumer breaks. The consumer begins with the event that was read last. This
+// proves that the next events follow that event, whatever happened to the log and the connection meanwhile. A consumer
+// skips purged revisions silently, so check asks for the log's first revision after the consumer is made.
 func (f *follower) open(ctx context.Context) error {
 	ctx, stop := f.log.whileConnected(ctx)
 	defer stop()
@@ -89,20 +87,13 @@ func (f *follower) open(ctx context.Context) error {
 	return f.read(ctx, sub)
 }
 
-// consume makes a push consumer that delivers to the inbox. After a crash of this process it remains for five seconds.
+// consume makes a push consumer that delivers to the inbox. After a crash of this process the consumer remains for five
+// seconds.
 func (f *follower) consume(ctx context.Context, inbox string) (name string, err error) {
-	request, err := json.Marshal(map[string]any{
-		"stream_name": f.log.config.Stream,
-		"config": map[string]any{
-			"deliver_policy": "by_start_sequence", "opt_start_seq": f.next, "deliver_subject": inbox,
-			"ack_policy": "none", "max_deliver": 1, "replay_policy": "instant",
-			"flow_control": true, "idle_heartbeat": heartbeat, "inactive_threshold": 5 * heartbeat,
-			"mem_storage": true, "num_replicas": 1,
-		},
-	})
-	if err != nil {
-		return "", err
-	}
+	request := fmt.Appendf(nil, `{"stream_name":%q,"config":{"deliver_policy":"by_start_sequence","opt_start_seq":%d,`+
+		`"deliver_subject":%q,"ack_policy":"none","max_deliver":1,"replay_policy":"instant","flow_control":true,`+
+		`"idle_heartbeat":%d,"inactive_threshold":%d,"mem_storage":true,"num_replicas":1}}`,
+		f.log.config.Stream, f.next, inbox, heartbeat, 5*heartbeat)
 	var answer struct {
 		refusal
 		Name string `json:"name"`
@@ -134,24 +125,23 @@ func (f *follower) check(ctx context.Context) error {
 	return nil
 }
 
-// read delivers events until the consumer breaks. A consumer may also be on a replica that is cut off: alive, but
-// behind. So if no event has come for the timeout, read asks the leader whether there are any.
+// read delivers events until the consumer breaks. A consumer may also be on a replica that is alive, but cut off and
+// behind. So if no event has come for the timeout, read asks the leader whether there are new events.
 func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 	quiet := time.Now()
 	for {
 		waiting, cancel := context.WithTimeout(ctx, 3*heartbeat)
 		msg, err := sub.NextMsgWithContext(waiting)
 		cancel()
-		if errors.Is(err, nats.ErrNoResponders) { // the client dropped a message whose headers say so
-			continue // the next message shows that it is missing
+		if errors.Is(err, nats.ErrNoResponders) { // a message's headers claimed this, and the client dropped it
+			continue // the next message shows the gap
 		}
 		if err != nil {
 			return err
 		}
-		// A message of the log has its place as its reply subject. Its headers prove nothing: they may contain
-		// anything.
-		if place, err := msg.Metadata(); err == nil {
-			if err := f.deliver(ctx, msg, place); err != nil {
+		// The reply subject of an event names the event's revision. Headers prove nothing: they may contain anything.
+		if at, err := msg.Metadata(); err == nil {
+			if err := f.deliver(ctx, msg, at); err != nil {
 				return err
 			}
 			quiet = time.Now()
@@ -188,8 +178,8 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	return nil
 }
 
-func (f *follower) deliver(ctx context.Context, msg *nats.Msg, place *nats.MsgMetadata) error {
-	m := stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data, nil}
+func (f *follower) deliver(ctx context.Context, msg *nats.Msg, at *nats.MsgMetadata) error {
+	m := stored{msg.Subject, Revision(at.Sequence.Stream), at.Timestamp, msg.Header, msg.Data, nil}
 	if m.Revision < f.next {
 		return fmt.Errorf("revision %d came in place of %d", m.Revision, f.next)
 	}
@@ -199,8 +189,8 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg, place *nats.MsgMe
 	return f.accept(f.log.whole(ctx, m))
 }
 
-// missed reads the events up to a revision that the consumer did not deliver. They were lost on the way, or purged, or
-// are damaged on the consumer's server.
+// missed reads the events up to a revision that the consumer did not deliver. Those events were lost on the way, or
+// purged, or are damaged on the consumer's server.
 func (f *follower) missed(ctx context.Context, upto Revision) error {
 	for f.next <= upto {
 		if err := f.accept(f.log.fromLeader(ctx, f.next)); err != nil {
@@ -210,7 +200,7 @@ func (f *follower) missed(ctx context.Context, upto Revision) error {
 	return nil
 }
 
-// accept takes what was read as the next event.
+// accept handles the result of reading the next event.
 func (f *follower) accept(e Event, err error) error {
 	if errors.Is(err, ErrPurged) && f.next == f.at.Revision { // this event was read before
 		f.next++
@@ -235,8 +225,8 @@ func (f *follower) accept(e Event, err error) error {
 	return nil
 }
 
-// gather yields an append once all of its events have come. A message that was published without this package may claim
-// to belong to a batch whose rest never comes. It is yielded alone as soon as the next event shows that.
+// gather yields an append once all of its events have come. A foreign message may claim to belong to a batch whose rest
+// never comes. gather yields such a message alone as soon as the next event shows that the rest is missing.
 func (f *follower) gather(e Event) error {
 	if len(f.batch) > 0 && !e.Continues(&f.batch[len(f.batch)-1]) {
 		if err := f.flush(); err != nil {

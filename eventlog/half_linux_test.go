@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A server whose disk is full has written half of a batch, and shows it. Head never returns a revision in it. When the
-// server is started again, it writes the rest.
+// A server whose disk is full has written half of a batch, and shows that half. Head never returns a revision inside
+// the batch. When the server is started again, it writes the rest of the batch.
 func TestHalfABatchIsNoHead(t *testing.T) {
 	disk := eventlogtest.MountDisk(t, 48<<20)
 	s, l, before, size := writeHalf(t, disk)

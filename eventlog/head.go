@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // question is one question for the head, shared by all callers that were waiting before it was sent.
@@ -18,7 +19,7 @@ type question struct {
 }
 
 // Head returns bounds whose Head is at least as new as every write that was acknowledged before the call (invariant 4).
-// One question serves every caller that was waiting when it was sent.
+// One question serves every caller that was waiting when the question was sent.
 func (l *Log) Head(ctx context.Context) (Bounds, error) {
 	if l.config.Local != nil { // asking is cheaper than sharing a question
 		return l.askOnce()
@@ -38,7 +39,7 @@ func (q *question) wait(ctx context.Context) (Bounds, error) {
 }
 
 // join adds the caller to the next question. Nobody joins a question that was already sent: the log may have answered
-// it before a write that was acknowledged since.
+// that question before a write that was acknowledged since then.
 func (l *Log) join() *question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +53,7 @@ func (l *Log) join() *question {
 	return l.waiting
 }
 
-// ask sends questions until nobody waits. Each is bounded by the timeout, so it always ends.
+// ask sends questions until nobody waits. Each question ends within the timeout.
 func (l *Log) ask() {
 	for {
 		l.mu.Lock()
@@ -87,8 +88,8 @@ func (l *Log) askOnce() (Bounds, error) {
 	return b, nil
 }
 
-// lookUp is learn without a message, for a log in this process. All batches in it are this Log's own. So if none was in
-// flight, the head does not lie inside a batch.
+// lookUp learns the head without a message, for a log in this process. All batches in that log are this Log's own. So
+// if no batch was in flight, the head does not lie inside a batch.
 func (l *Log) lookUp(seen Revision) (Bounds, bool) {
 	if l.config.Local == nil {
 		return Bounds{}, false
@@ -100,7 +101,7 @@ func (l *Log) lookUp(seen Revision) (Bounds, bool) {
 }
 
 // learn chooses how to ask. A single server's answer is exact. On a replicated log, a deposed leader that can still be
-// reached goes on answering with its old head.
+// reached still answers with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated() && !l.config.LeaderReads {
 		return l.barrier(ctx)
@@ -115,9 +116,9 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
-// barrier proves a head by a quorum: a deposed leader cannot have a barrier acknowledged. Raft never puts it into the
-// middle of a batch. The first revision is asked for at the same time. If it moves on after that, the caller gets
-// ErrPurged or ErrConflict later.
+// barrier proves a head by a quorum: a deposed leader cannot have a barrier acknowledged. Raft never puts a barrier
+// into the middle of a batch. The first revision is asked for at the same time. If the first revision rises after that,
+// the caller gets ErrPurged or ErrConflict later.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	var first state
 	var failed error
@@ -128,7 +129,7 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	switch {
 	case err == nil:
 		err = failed
-	case failed == nil: // this was seen when two of three servers restarted under load
+	case failed == nil: // this happened when two of three servers restarted under load
 		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
 			first.leader, l.config.Stream, err)
 	}
@@ -156,12 +157,13 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 	}
 }
 
-// wholeBatch corrects a head from stream info so that it does not lie inside a batch: stream info also counts a batch
-// that is being written. It gets the head's message, and that answer waits until all of the batch is in the log. Then
-// the head is the end of the batch.
+// wholeBatch corrects a head from stream info, so that the head does not lie inside a batch: stream info also counts a
+// batch that is being written. wholeBatch gets the head's message: the answer waits until all of the batch is in the
+// log.
 //
 // A single server that cannot write any more, for example because its disk is full, shows the events of a batch that it
-// has written so far. It adds the rest when it is started again. Until then the head is the revision before the batch.
+// has written so far. The server adds the rest of the batch when it is started again. Until then the head is the
+// revision before the batch.
 func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
 	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more
@@ -170,8 +172,8 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	if err != nil {
 		return 0, err
 	}
-	before, left, err := batchPlace(m.header)
-	// A message with an impossible place is not an event, and is in no batch.
+	before, left, err := batchPosition(m.header)
+	// A message with an impossible position is not an event, and is in no batch.
 	if err != nil || left == 0 || m.Subject == barrierSubject(l.config.Prefix) {
 		return head, nil
 	}
@@ -182,13 +184,13 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	case b.Head >= end:
 		return end, nil
-	case m.header.Get(headerBatchID) == "" || Revision(before) >= head: // the batch that it claims is not there
+	case m.header.Get(headerBatchID) == "" || Revision(before) >= head: // the message's batch is not there
 		return head, nil
 	}
 	return head - Revision(before) - 1, nil
 }
 
-// state is what the stream's leader says about the stream.
+// state is the stream's state as its leader reports it.
 type state struct {
 	Bounds
 	bytes, limit int64 // no limit if limit is 0 or less
@@ -196,7 +198,7 @@ type state struct {
 	active       bool // the leader hears from a majority of the replicas, as far as it knows
 }
 
-// activeWithin is how recently the leader must have heard from a replica for it to count towards a majority.
+// activeWithin is how recently the leader must have heard from a replica for the replica to count towards a majority.
 const activeWithin = 2 * time.Second
 
 // info asks the stream's leader for its state. If the server is in this process, it sends no request.
@@ -212,7 +214,7 @@ func (l *Log) info(ctx context.Context) (s state, err error) {
 }
 
 func (l *Log) askLeader(ctx context.Context) (state, error) {
-	var answer struct {
+	var answer struct { // not the client's type: to decode all of it would take 24 more allocations
 		refusal
 		Config struct {
 			Replicas int   `json:"num_replicas"`
@@ -223,13 +225,7 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 			Last  Revision `json:"last_seq"`
 			Bytes int64    `json:"bytes"`
 		} `json:"state"`
-		Cluster struct {
-			Leader   string `json:"leader"`
-			Replicas []struct {
-				Active  time.Duration `json:"active"`
-				Offline bool          `json:"offline"`
-			} `json:"replicas"`
-		} `json:"cluster"`
+		Cluster jetstream.ClusterInfo `json:"cluster"`
 	}
 	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer, &answer.refusal)); err != nil {
 		return state{}, err

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// While one question is in flight, all further callers share the next one.
+// While one question is in flight, all further callers share the next question.
 func TestHeadIsShared(t *testing.T) {
 	l, link, direct := stallable(t, 20*time.Second)
 	fill(t, direct, 3)
@@ -45,7 +45,7 @@ func TestHeadIsShared(t *testing.T) {
 	}
 }
 
-// A caller that gives up does not spoil the question for the others.
+// If one caller gives up, the other callers still get the answer to the shared question.
 func TestHeadCallerLeaves(t *testing.T) {
 	l, link, direct := stallable(t, 20*time.Second)
 	fill(t, direct, 3)
@@ -64,8 +64,8 @@ func TestHeadCallerLeaves(t *testing.T) {
 }
 
 // TestLocalHeadAfterABatch: if the log is in this process, Head asks over the connection only while a batch of this
-// process may be on its way. It does so while the outcome of a batch is unknown, and not once a batch whose answer was
-// lost has been found.
+// process may be on its way. Head asks while the outcome of a batch is unknown. Head no longer asks once a batch whose
+// answer was lost has been found.
 func TestLocalHeadAfterABatch(t *testing.T) {
 	for name, resolved := range map[string]bool{"found": true, "unknown": false} {
 		t.Run(name, func(t *testing.T) {

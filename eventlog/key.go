@@ -8,7 +8,7 @@ import (
 )
 
 // maxSubject is the longest subject, in bytes, that fits into the server's protocol line (4,096 bytes) together with a
-// reply subject and the longer republished form.
+// reply subject and the longer subject of the republished message.
 const maxSubject = 3900
 
 // markers stand for empty parts of a key, in the order of the subject. A part that has no marker is never empty. An
@@ -16,7 +16,7 @@ const maxSubject = 3900
 var markers = [5]string{1: "%core", 3: "%cluster"}
 
 // Key names one object. The subject of its events in the log (Subject) and the key of its rows in the projection
-// (RowKey) are made from it. A subject can be parsed back into a Key without the Prefix, which is in the event's
+// (RowKey) are made from it. A subject can be parsed back into a Key, except for the Prefix, which is in the event's
 // headers.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
@@ -47,13 +47,13 @@ func (k Key) Path() string {
 func (k Key) RowKey() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped (format.md, events). It
-// returns ErrKeyTooLong if that is longer than 3,900 bytes.
+// returns ErrKeyTooLong if the subject is longer than 3,900 bytes.
 func (k Key) Subject(prefix string) (string, error) { return k.subject(prefix+".log", false) }
 
 // anyPart is the part of a pattern whose token matches every value.
 const anyPart = "*"
 
-// subject appends the key's tokens to start. In a pattern it leaves anyPart as it is; otherwise it escapes that too.
+// subject appends the key's tokens to start. In a pattern it leaves anyPart as it is; otherwise it escapes anyPart too.
 func (k Key) subject(start string, pattern bool) (string, error) {
 	if k.Cluster == "" || k.Resource == "" || k.Name == "" {
 		return "", fmt.Errorf("name the subject of key %+v: cluster, resource and name must not be empty", k)
@@ -79,7 +79,8 @@ func (k Key) subject(start string, pattern bool) (string, error) {
 }
 
 // parseSubject is the inverse of subject below '<prefix>.log'. It leaves the Key's Prefix empty, since the subject does
-// not hold it. It accepts only what subject can produce, so that one object has exactly one subject.
+// not hold it. It accepts only subjects that the method subject can produce, so that one object has exactly one
+// subject.
 func parseSubject(prefix, subject string, pattern bool) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {
@@ -104,7 +105,7 @@ func parseSubject(prefix, subject string, pattern bool) (Key, error) {
 	return Key{Cluster: parts[0], Group: parts[1], Resource: parts[2], Namespace: parts[3], Name: parts[4]}, nil
 }
 
-// escapeToken writes s as one literal token of a subject. Without this the server would accept a bare '*' in a
+// escapeToken writes s as one literal token of a subject. Without the escaping the server would accept a bare '*' in a
 // published subject, and later reads of that subject would match other objects.
 func escapeToken(b *strings.Builder, s string) {
 	for i := range len(s) {

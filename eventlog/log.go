@@ -24,17 +24,14 @@ type Config struct {
 	Replicas int
 	// InMemory makes Create use memory storage, and Open accept it. Such a stream does not outlive its server.
 	InMemory bool
-	// Epoch is written into barriers (invariant 9) until SetEpoch is called.
-	Epoch uint64
 	// Timeout bounds one operation with its retries, unless the context has a nearer deadline; 5 s by default. A first
-	// try takes at most a fifth of it.
+	// try takes at most a fifth of the timeout.
 	Timeout time.Duration
 	// LeaderReads lets the stream's leader answer Head on a replicated log, instead of a barrier by the quorum. That is
 	// faster, but stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
-	// Local, if set, returns the stream's bounds without a request. It is for a stream whose only server runs in this
-	// process, where a request would pass through a dozen goroutines. This Log must then be the only one that appends
-	// several events at once.
+	// Local returns the stream's bounds without a request. It may be set if the stream's only server runs in this
+	// process. This Log must then be the only Log that appends several events at once.
 	Local func(stream string) (Bounds, error)
 }
 
@@ -59,12 +56,12 @@ type Bounds struct {
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
 	config Config
-	// replicas is how many servers keep the log. Once it was above 1 it never becomes 1 again. An operator may give a
-	// log more replicas while processes run. A process that missed this would believe a deposed leader.
+	// replicas is how many servers keep the log. An operator may give a log more replicas while processes run; a
+	// process that missed this would believe a deposed leader. Once replicas was above 1, it never becomes 1 again.
 	replicas atomic.Int32
 
 	// seen is the highest revision that this process knows to be in the log with all of its batch. The log's head is
-	// never below it.
+	// never below seen.
 	seen    atomic.Uint64
 	epoch   atomic.Uint64 // written into barriers
 	batches chan struct{} // bounds the batches in flight; the server drops batches beyond 50
@@ -99,7 +96,6 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	}
 	l := &Log{config: c, batches: make(chan struct{}, batchesInFlight)}
 	l.replicas.Store(int32(held.Replicas))
-	l.epoch.Store(c.Epoch)
 	l.watchLink()
 	return l, nil
 }
@@ -107,16 +103,15 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 // replicated says that several servers keep the log.
 func (l *Log) replicated() bool { return l.replicas.Load() > 1 }
 
-// SetEpoch sets the epoch that barriers carry: the epoch of the first root that this process read. Thanks to this, the
-// log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. All other events carry
-// the epoch of their Basis.
+// SetEpoch sets the epoch that barriers carry: the epoch of the first root that this process read. All other events
+// carry the epoch of their Basis.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
 // Epoch is the epoch that barriers carry.
 func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
 // See remembers a revision that the log has held, for example the applied revision of a root. From then on a head below
-// it is ErrDiverged. The revision must not come from a client, and must not lie inside a batch.
+// that revision is ErrDiverged. The revision must not come from a client, and must not lie inside a batch.
 func (l *Log) See(r Revision) {
 	for {
 		old := l.seen.Load()

@@ -128,8 +128,9 @@ func TestTailInPages(t *testing.T) {
 	}
 }
 
-// Follow yields whole appends, whatever lies between them. If it begins in the middle of one, it yields the rest of it.
-// An event that claims to be in a batch which is not there is yielded alone, so that no reader waits for ever.
+// Follow yields whole appends, whatever messages lie between them. If Follow begins in the middle of an append, it
+// yields the rest of that append. An event that claims to be in a batch that does not exist is yielded alone, so that
+// no reader waits for ever.
 func TestFollowYieldsWholeAppends(t *testing.T) {
 	l := eventlogtest.Log(t)
 	mustAppend(t, l, "one", added("one", "x"))

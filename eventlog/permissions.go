@@ -6,21 +6,20 @@ import (
 	"strings"
 )
 
-// Role is a NATS user for one kind of Logplane's processes, with the permissions that these need and no others.
+// Role is a NATS user for one kind of Logplane's processes, with exactly the permissions that these processes need.
 type Role struct {
 	// Name of the user, and the commands (Of) that connect as this user.
 	Name, Of string
-	// Publish are the subjects that the user may publish to, and Subscribe those that it may subscribe to.
+	// Publish are the subjects to which the user may publish. Subscribe are the subjects to which the user may
+	// subscribe.
 	Publish, Subscribe []string
 }
 
 // Roles are the users of a cell's processes. Writing, purging and making the log are separate rights.
 //
-// Every role may read all of the log. Every role may also append barriers, which change no object: a barrier proves the
-// head of a replicated log, or makes processes read the root again (Outdate). No role may delete or change the log's
-// stream, or publish to an inbox.
-//
-// This prevents mistakes. It does not stop somebody who has stolen a role's password (docs/security.md).
+// Every role may read all of the log, and append barriers, which change no object. No role may delete or change the
+// log's stream, or publish to an inbox. This prevents mistakes. It does not stop somebody who has stolen a role's
+// password (docs/security.md).
 func Roles(stream, prefix string) []Role {
 	c := Config{Stream: stream, Prefix: prefix}.withDefaults()
 	api := func(calls ...string) (subjects []string) {
@@ -32,7 +31,7 @@ func Roles(stream, prefix string) []Role {
 	role := func(name, of string, more ...string) Role {
 		reads := api("STREAM.INFO."+c.Stream, "STREAM.MSG.GET."+c.Stream, "DIRECT.GET."+c.Stream,
 			"CONSUMER.CREATE."+c.Stream, "CONSUMER.DELETE."+c.Stream+".*")
-		// Flow control, with the server's subjects of today and those that it has announced.
+		// Flow control uses the server's present subjects and the subjects that the server has announced.
 		reads = append(reads, "$JS.FC."+c.Stream+".>", "$JS.FC.*.*."+c.Stream+".>")
 		return Role{Name: name, Of: of, Publish: append(reads, more...), Subscribe: []string{inboxOf(name) + ".>"}}
 	}
@@ -48,11 +47,11 @@ func Roles(stream, prefix string) []Role {
 	}
 }
 
-// inboxOf is where a user receives answers. Each user has its own, so that no other user can listen.
+// inboxOf is the inbox in which a user receives answers. Each user has its own, so that no other user can listen.
 func inboxOf(user string) string { return "_INBOX." + user }
 
-// inbox is the prefix of the inboxes of the user in the URL. If the URL names no user, or one whose name cannot be a
-// token of a subject, it is the NATS client's own prefix.
+// inbox is the prefix of the inboxes of the user in the URL. If the URL names no user, or a user whose name cannot be a
+// token of a subject, inbox is the NATS client's own prefix.
 func (s Servers) inbox() string {
 	first, _, _ := strings.Cut(s.URL, ",")
 	u, err := url.Parse(first)

@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// TestRefresh: a connection that still works is kept, and one that has died unnoticed is replaced. If there is no
-// server, Refresh gives up within the second that a client may have to wait.
+// TestRefresh: a connection that still works is kept, and a connection that has died unnoticed is replaced. If there is
+// no server, Refresh gives up within the second that a client may have to wait.
 func TestRefresh(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())
 	link := eventlogtest.NewLink(t)

@@ -10,26 +10,25 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// resolve finds out what became of an append whose outcome is open.
+// resolve finds out whether an append whose outcome is open has succeeded.
 //
-// The difficulty: a message that was not answered may still be on its way, and may enter the log at any time. Until
-// that is ruled out, nothing that is read from the log is final.
+// A message that was not answered may still be on its way. Until it can no longer enter the log, nothing that is read
+// from the log is final. So resolve publishes the same events again, with the same ids and the same preconditions. At
+// most one copy of an append ever enters the log: the events of that copy break the preconditions of every other copy.
+// These events stay in the log for longer than any append takes (MinRetention). Each try ends in one of three ways:
 //
-// The solution: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy
-// of an append ever enters the log. Once a copy is there, its events break the preconditions of every other copy, and
-// they stay in the log for longer than any append takes (MinRetention). So each try ends in one of three ways:
-//
-//   - The log acknowledges the copy. It is the only one: an earlier copy would have broken this one's preconditions,
-//     and from now on this one breaks those of any later copy.
+//   - The log acknowledges the copy. The acknowledged copy is the only copy in the log: an earlier copy would have
+//     broken the preconditions of the acknowledged copy, and the acknowledged copy breaks the preconditions of any
+//     later copy.
 //   - The log refuses the copy, and either some copy is in the log, or the refusal proves that a precondition is broken
-//     for good. From then on no copy can enter, so what the log holds is final. If it holds no copy, the append has
-//     lost (search).
+//     for good. From then on no copy can enter, so the log's content is final for this append. If the log holds no
+//     copy, the append has lost (search).
 //   - Anything else proves nothing, and resolve tries again.
 //
 // The same steps decide a write that was refused because another write of its key is under way (errOpen).
 //
 // If the deadline passes first, the outcome is ErrUnknown. If any try got no answer, resolve then also replaces the
-// connection. Otherwise a message that waits in it for a stalled server might be sent much later.
+// connection. Otherwise a message that waits in the old connection for a stalled server might be sent much later.
 func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, err error) (Revision, error) {
 	patience := l.config.Timeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -62,23 +61,21 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 	}
 }
 
-// errRangeGone is an ErrUnknown that no further try can resolve, because the events that would decide have left the
+// errRangeGone is an ErrUnknown that no further try can resolve: the events that would decide the outcome have left the
 // log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
-// stillOpen says that resolve has given up and a copy of the append may still enter the log. After any other outcome no
-// further copy can enter, and a copy that is in the log is there as a whole.
+// stillOpen says that a copy of the append may still enter the log, because resolve has given up.
 func stillOpen(err error) bool { return errors.Is(err, ErrUnknown) && !errors.Is(err, errRangeGone) }
 
-// checkRetained returns an error if an acknowledgement cannot be trusted, because events have left the log that came
-// after the view from which the write was computed. Preconditions do not reveal that: once a key's events have left,
-// JetStream treats the key as one without events, for which the precondition 0 holds.
+// checkRetained returns an error if an acknowledgement cannot be trusted because events that came after the write's
+// view have left the log. Preconditions do not reveal this: once a key's events have left, JetStream treats the key as
+// one without events, for which the precondition 0 holds.
 //
-//   - It returns ErrFenced if the append was acknowledged across a fence. Nothing else leaps so far beyond a view's
-//     head. This process's 'seen' would not show it, since another request may have learned the head after the leap.
-//   - It returns errRangeGone if the append was slow, because it was published late or several times. Then another
-//     write of the key may have come first. This happens only to a process that was frozen for as long as events stay
-//     in the log.
+//   - It returns ErrFenced if the append was acknowledged across a fence, as nothing else raises revisions so far above
+//     a view's head. 'seen' would not show the fence: another request may have learned the head after the fence.
+//   - It returns errRangeGone if the append was slow, because another write of the key may then have come first. This
+//     happens only to a process that was frozen for as long as events stay in the log.
 func (l *Log) checkRetained(ctx context.Context, before, rev Revision, slow bool) error {
 	leapt := rev-before >= leap
 	if !leapt && !slow {
@@ -106,8 +103,8 @@ var errStaleRefusal = errors.New("the refusal may be of a server that is behind"
 // not prove that no copy can enter, it returns errStaleRefusal.
 //
 // The refusal names the last event of one of the keys, as the refusing server knows it. A server may be behind, for
-// example a deposed leader, or may lack a purge. It then names an older event or none, but never an event that is not
-// the key's: every event that a server holds, a quorum holds too. There are two proofs:
+// example a deposed leader, or may not have applied a purge yet. Such a server names an older event or none, but never
+// an event of another key: every event that a server holds, a quorum holds too. There are two proofs:
 //
 //   - The named event came after the view, and so after every event that a precondition names. It stays in the log for
 //     longer than any append takes. If a copy of the append is in the log, the named event belongs to that copy or came
@@ -151,8 +148,9 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	return 0, broken
 }
 
-// foundWhole returns the revision of an append, one event of which was found, once all of the append is in the log. A
-// single server whose disk is full may have written a part of a batch; it writes the rest when it is started again.
+// foundWhole returns rev, the revision of an append of which an event was found, or errHalf if the log does not hold
+// all of that append yet. A single server whose disk is full may have written a part of a batch; it writes the rest
+// when it is started again.
 func (l *Log) foundWhole(ctx context.Context, rev Revision) (Revision, error) {
 	if l.replicated() {
 		return rev, nil
@@ -167,8 +165,8 @@ func (l *Log) foundWhole(ctx context.Context, rev Revision) (Revision, error) {
 // errHalf: only a part of a batch is in the log.
 var errHalf = errors.New("the log's server has written only a part of it: is its disk full?")
 
-// provenHead is Head without the staleness that LeaderReads allows. In search, a head that is too low would report a
-// write that is in the log as a conflict.
+// provenHead is Head without the staleness that LeaderReads allows. In search, a head that is too low would make a
+// write that is in the log look like a conflict.
 func (l *Log) provenHead(ctx context.Context) (Revision, error) {
 	if l.replicated() && l.config.LeaderReads {
 		b, err := l.barrier(ctx)

@@ -64,8 +64,8 @@ func TestUnansweredAppendIsFound(t *testing.T) {
 	}
 }
 
-// lost appends 'a', and loses its first try together with the connection. It calls meanwhile before the second try, and
-// returns the result of the append.
+// lost appends 'a', and loses its first try together with the connection. It calls 'meanwhile' before the second try,
+// and returns the result of the append.
 func lost(t *testing.T, meanwhile func(direct *eventlog.Log)) error {
 	t.Helper()
 	if testing.Short() {
@@ -76,7 +76,7 @@ func lost(t *testing.T, meanwhile func(direct *eventlog.Log)) error {
 	link.Stall()
 	done := appending(bounded(t), l, "mine", added("a", "mine"))
 	tried(t, before, 2)
-	link.Cut() // everything that it held back is lost
+	link.Cut() // everything that the link held back is lost
 	meanwhile(direct)
 	link.Resume()
 	return (<-done).err
@@ -92,8 +92,8 @@ func TestUnansweredAppendLoses(t *testing.T) {
 	}
 }
 
-// If the events that would show the outcome have left the log, the outcome stays unknown. It is never called a
-// conflict.
+// If the events that would show the outcome have left the log, the outcome stays unknown. Append never returns
+// ErrConflict then.
 func TestUnansweredAppendIsPurged(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
 		mustAppend(t, direct, "theirs", added("a", "theirs"))
@@ -103,8 +103,8 @@ func TestUnansweredAppendIsPurged(t *testing.T) {
 	}
 }
 
-// A process that was frozen for as long as events stay in the log publishes again. No precondition shows it that
-// another write came first, since that write has left the log. It must not report its own write as acknowledged.
+// A process that was frozen for as long as events stay in the log publishes again. No precondition shows that another
+// write came first, since that write has left the log. The process must not report its own write as acknowledged.
 func TestPublishedAgainAfterThePurge(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
 		mustAppend(t, direct, "theirs", added("a", "theirs"))
@@ -114,7 +114,7 @@ func TestPublishedAgainAfterThePurge(t *testing.T) {
 	}
 }
 
-// A fence is worse than events that have left: the process must stop.
+// If a fence, and not a purge, has removed the events, the process must stop.
 func TestPublishedAgainAfterTheFence(t *testing.T) {
 	if err := lost(t, func(direct *eventlog.Log) {
 		head := mustAppend(t, direct, "theirs", added("a", "theirs"))
@@ -190,7 +190,7 @@ func TestNotConnected(t *testing.T) {
 }
 
 // A refusal decides an outcome only if it proves that the precondition can never hold again. A refusal from a server
-// that is behind, such as a deposed leader, does not.
+// that is behind, such as a deposed leader, does not prove this.
 func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	l := eventlogtest.Log(t)
 	old := mustAppend(t, l, "1", added("a", "1"))
@@ -237,7 +237,7 @@ func TestRefusalFromBeforeThePurge(t *testing.T) {
 	}
 }
 
-// The event that breaks a precondition may be a copy of the append itself, and another write may come after it.
+// The event that breaks a precondition may be a copy of the append itself, and another write may come after that copy.
 func TestBrokenByItself(t *testing.T) {
 	l := eventlogtest.Log(t)
 	view := fill(t, l, 2)

@@ -150,9 +150,9 @@ func TestFollowAcrossRestarts(t *testing.T) {
 	}
 }
 
-// A log that lost its end and was filled again holds other events in place of the lost ones. A follow that was
-// disconnected meanwhile notices this, whether the log's new end is where the old one was or above. It delivers none of
-// the other events.
+// A log that lost its end and was filled again holds other events in place of the lost events. A follow that was
+// disconnected meanwhile notices this, whether the log's new end is at the old end or above it. The follow delivers
+// none of the other events.
 func TestFollowNoticesAnotherEnd(t *testing.T) {
 	for _, more := range []int{0, 3} {
 		t.Run(fmt.Sprint(more), func(t *testing.T) {
@@ -195,8 +195,8 @@ func TestFollowNoticesAnotherEnd(t *testing.T) {
 	}
 }
 
-// A follow compares the event at its position from the start, if it knows more than the revision and the log still has
-// the event.
+// A follow compares the event at its position from the start, if the position has more than a revision and the log
+// still has the event.
 func TestFollowBeginsAtAPosition(t *testing.T) {
 	l := eventlogtest.Log(t)
 	fill(t, l, 5)
@@ -255,7 +255,8 @@ func TestFollowBehindAPurge(t *testing.T) {
 	}
 }
 
-// A fence empties the log and makes it leap: everything written before is gone, and revisions continue above.
+// A fence empties the log and raises its next revision: everything written before is gone, and later revisions are
+// higher.
 func TestFence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -284,7 +285,7 @@ func TestFence(t *testing.T) {
 	if rev, err := next.Append(bounded(t), basis, "next", added("next", "x")); err != nil || rev != to {
 		t.Errorf("the next revision is %d: %v", rev, err)
 	}
-	// Another request of the process has learned the head after the leap. The write's own view is older.
+	// Another request of the process has learned the head after the fence. The write's own view is older.
 	if b := mustHead(t, stalled); b.Head != to {
 		t.Errorf("got %+v", b)
 	}

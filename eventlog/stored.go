@@ -15,7 +15,7 @@ const codeMessageNotFound = 10037
 
 var errNoMessage = errors.New("the log holds no such message")
 
-// stored is a message with its place in the log, not yet decoded.
+// stored is a message with its revision and time, not yet decoded.
 type stored struct {
 	Subject  string    `json:"subject"`
 	Revision Revision  `json:"seq"`
@@ -25,13 +25,13 @@ type stored struct {
 	Raw      []byte `json:"hdrs"` // the headers as the leader stores them; nil in the answer to a direct get
 }
 
-// get asks the stream's leader for one message. It returns errNoMessage if the leader has none. While a batch is being
-// written, the answer waits for all of it.
+// get asks the stream's leader for one message. It returns errNoMessage if the leader does not have the message. While
+// a batch is being written, the answer waits for all of the batch.
 //
-// The only server of a log is its leader, so a direct get asks the same server. Its answer is the message itself. The
-// other answer is JSON, and to parse that takes longer than to write an event of 1 MB. But the answer to a direct get
-// has the message's own headers, which may contain anything, such as 'Status: 503' as if there were no server. So if a
-// direct get is not conclusive, get asks again in JSON.
+// If the log has only one server, that server is the leader, and get uses a direct get, whose answer is the message
+// itself. Parsing the answer of the other request, in JSON, takes longer than writing an event of 1 MB. But the answer
+// to a direct get has the message's own headers, which may contain anything, such as 'Status: 503'. So if a direct get
+// is not conclusive, get asks again in JSON.
 func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	told := false
 	if !l.replicated() {
@@ -67,8 +67,7 @@ func quoted(m *stored) reading {
 	}
 }
 
-// plain returns the reading of the answer to a direct get. If the answer is a message, the server has added its place
-// in the log. Any other answer has a status.
+// plain returns the reading of the answer to a direct get: a message with its revision, or a status.
 func plain(m *stored) reading {
 	return func(msg *nats.Msg) (err error) {
 		status := msg.Header.Get("Status")
@@ -84,8 +83,8 @@ func plain(m *stored) reading {
 	}
 }
 
-// direct reads a message that answers a direct get. The server appends the message's place in the log to its headers.
-// If several headers have one name, the last is the server's.
+// direct reads a message that answers a direct get. The server appends the revision, time and subject to the message's
+// headers. If several headers have one name, the last is the server's.
 func direct(msg *nats.Msg) (stored, error) {
 	revision, err := strconv.ParseUint(lastOf(msg.Header, headerSequence), 10, 64)
 	if err != nil {

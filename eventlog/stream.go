@@ -14,11 +14,13 @@ import (
 // maxMessage is the largest event, headers included, in bytes.
 const maxMessage = 8 << 20
 
-// firstSafe are the first safe versions of nats-server, in each of its lines. They sync the file that a purge or a
-// compaction rewrites (its #8475 and #8629). With older versions a power cut could lose what was acknowledged.
+// firstSafe are the first safe versions of nats-server, one for each minor version. They sync the file that a purge or
+// a compaction rewrites (nats-server's #8475 and #8629). With older versions a power cut could lose acknowledged
+// events.
 var firstSafe = [...][3]int{{2, 14, 8}, {2, 15, 1}}
 
-// checkVersion returns an error if a server of that version may not keep the log. The error says which versions may.
+// checkVersion returns an error if a server of that version may not keep the log. The error names the versions that
+// may.
 func checkVersion(version string) error {
 	var v [3]int
 	var rest string
@@ -35,8 +37,8 @@ func checkVersion(version string) error {
 	return fmt.Errorf("nats-server %q may lose what it has acknowledged when the power fails, whatever its 'sync_interval': upgrade it to 2.15.1 or later, or 2.14.8 or later of its line", version)
 }
 
-// checkVersions asks the servers that the connection knows of for their versions. The error names those that may not
-// keep the log. It also returns the names of all servers that could be asked.
+// checkVersions asks for the versions of all servers that the connection knows. The error names the servers that may
+// not keep the log. checkVersions also returns the names of all servers that could be asked.
 func checkVersions(ctx context.Context, conn *nats.Conn) (asked map[string]bool, err error) {
 	asked = map[string]bool{}
 	var wrong []error
@@ -64,9 +66,9 @@ func checkServer(c Config) error {
 	return nil
 }
 
-// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges. It
-// fails if an existing stream has settings that break the log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …) or fewer
-// replicas than c asks for. It is idempotent.
+// Create makes the stream if it is missing. Create refuses servers of versions that do not sync all acknowledged
+// events. Create fails if an existing stream has settings that break the log (MaxAge, MaxMsgsPerSubject, rollup,
+// deletes, …) or fewer replicas than c asks for. It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
 	if err := checkServer(c); err != nil {
@@ -78,13 +80,17 @@ func Create(ctx context.Context, c Config) error {
 	if _, err := checkVersions(ctx, c.Conn); err != nil {
 		return fmt.Errorf("create log: %w", err)
 	}
-	s, err := js.Stream(ctx, c.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		s, err = js.CreateStream(ctx, streamConfig(c))
-	}
-	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process has just created it, with other settings
+	var s jetstream.Stream
+	err := whileAllowed(ctx, c.Conn, mayNotMake, func(ctx context.Context) (err error) {
 		s, err = js.Stream(ctx, c.Stream)
-	}
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			s, err = js.CreateStream(ctx, streamConfig(c))
+		}
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process has just created it, with other settings
+			s, err = js.Stream(ctx, c.Stream)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("create log: stream '%s': %w", c.Stream, err)
 	}

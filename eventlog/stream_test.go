@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/test/servers"
 )
 
-// streams is JetStream without this package, to do what the package never does.
+// streams is JetStream without this package, for operations that the package never does.
 func streams(t *testing.T, conn *nats.Conn) jetstream.JetStream {
 	t.Helper()
 	js, err := jetstream.New(conn)
@@ -51,7 +51,7 @@ func TestCreateIsIdempotent(t *testing.T) {
 	}
 }
 
-// Open and Create refuse a stream that would lose events, get holes or leak bodies, and say what to change.
+// Open and Create refuse a stream that would lose events, get holes or leak bodies, and name the settings to change.
 func TestUnsoundStreams(t *testing.T) {
 	for setting, change := range map[string]func(*jetstream.StreamConfig){
 		"":                     func(c *jetstream.StreamConfig) {},
@@ -118,7 +118,7 @@ func TestStreamRefusesHoles(t *testing.T) {
 	}
 }
 
-// A hole that someone made in spite of that stops readers. They neither skip it nor take it for a purge.
+// A hole that someone made all the same stops readers. Readers neither skip the hole nor take it for a purge.
 func TestHoleIsDiverged(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	config := sound()
@@ -247,7 +247,8 @@ func TestInMemory(t *testing.T) {
 	}
 }
 
-// After a purge, memory storage would need seconds to count what a batch leaves pending, and would block everybody.
+// After a purge, memory storage would need seconds to count the messages that a batch leaves pending, and would block
+// everybody.
 func TestTailInMemoryAsksForNoBatch(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
@@ -296,7 +297,7 @@ func TestPublishedHeaders(t *testing.T) {
 	}
 }
 
-// A server whose max_payload is too small for the largest event is refused. The error says what to change.
+// A server whose max_payload is too small for the largest event is refused. The error names the setting to change.
 func TestSmallMaxPayload(t *testing.T) {
 	conn := eventlogtest.Start(t, func(o *server.Options) { o.MaxPayload = 1 << 20 })
 	for _, err := range []error{
@@ -331,7 +332,7 @@ func TestPurgeSteps(t *testing.T) {
 	}
 }
 
-// Every version that syncs what it acknowledges may keep the log, and no other version may.
+// Every version that syncs all acknowledged events may keep the log, and no other version may.
 func TestVersionsOfServers(t *testing.T) {
 	for version, safe := range map[string]bool{
 		"2.14.8": true, "2.14.10": true, "2.15.1": true, "2.15.3": true, "2.16.0": true, "2.16.0-RC.1": true, "3.0.0": true,
@@ -344,8 +345,8 @@ func TestVersionsOfServers(t *testing.T) {
 	}
 }
 
-// No log is created on a server that may lose what it has acknowledged. A process that starts on such a server is
-// warned, and so is one that connects to it later. Examine, for the doctor, reports all such servers.
+// No log is created on a server that may lose acknowledged events. A process that starts on such a server is warned,
+// and so is a process that connects to such a server later. Examine, for the doctor, reports all such servers.
 func TestUnsafeServers(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -376,7 +377,7 @@ func TestUnsafeServers(t *testing.T) {
 	eventlogtest.Eventually(t, "it warns of the server that it came to", func() bool { return strings.Contains(said.String(), "server=s1") })
 }
 
-// logs collects what was logged. Its methods are safe for concurrent use.
+// logs collects log records. Its methods are safe for concurrent use.
 type logs struct {
 	mu  sync.Mutex
 	all strings.Builder

@@ -2,13 +2,11 @@ package eventlog
 
 import "slices"
 
-// Subscribers see what the server republishes: each event's headers on '<prefix>.events.…', and for the resources on a
-// list also the body on '<prefix>.bodies.…' (SetBodies). Both are only live: the server republishes a stored event
-// once, to the subscribers that are connected then. So a subscriber may miss an event. Programs that must see every
-// event use the API.
+// Subscribers see the messages that the server republishes (docs/subscribers.md).
 
-// Allowed returns the subjects that a subscriber may subscribe to if it is to see these namespaces of a cluster. With
-// clusterScoped it also sees objects without a namespace; with bodies it also sees the messages that have bodies.
+// Allowed returns the subjects to which a subscriber may subscribe in order to see these namespaces of a cluster. With
+// clusterScoped the subscriber also sees objects without a namespace; with bodies it also sees the messages that have
+// bodies.
 func Allowed(prefix, cluster string, namespaces []string, clusterScoped, bodies bool) ([]string, error) {
 	if clusterScoped {
 		namespaces = append(slices.Clone(namespaces), "")
@@ -31,7 +29,7 @@ func Allowed(prefix, cluster string, namespaces []string, clusterScoped, bodies 
 	return subjects, nil
 }
 
-// Headers that the server adds to what it republishes, and to what it answers a direct get with.
+// Headers that the server adds to republished messages and to the answers to direct gets.
 const (
 	headerStored    = "Nats-Subject"
 	headerSequence  = "Nats-Sequence"

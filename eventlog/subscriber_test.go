@@ -23,8 +23,8 @@ func TestEventsSubject(t *testing.T) {
 }
 
 // The headers of every event are republished, including its author. Bodies are republished only for resources on the
-// list. Both have the log's revision. The list can be changed at any time. It survives a restart, after which nothing
-// is republished again. The log's own stream does not change.
+// list. Both messages have the log's revision. The list can be changed at any time. The list survives a restart, after
+// which nothing is republished again. The log's own stream does not change.
 func TestRepublished(t *testing.T) {
 	folder := t.TempDir()
 	server := eventlogtest.Run(t, folder)
@@ -120,8 +120,8 @@ func listen(t *testing.T, conn *nats.Conn, subject string) *nats.Subscription {
 	return s
 }
 
-// A subscriber can tell one thing from a message alone: the revision of the subject's previous message, as long as the
-// log holds that message.
+// A republished message alone tells a subscriber the revision of the subject's previous message, as long as the log
+// holds that previous message.
 func TestLastSequence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +26,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// serverVariable names the configuration file of the NATS server as which a process of this binary is to run.
+// serverVariable is an environment variable. If it names a configuration file, a process of this binary runs as the
+// NATS server of that file.
 const serverVariable = "LOGPLANE_TEST_NATS_CONFIG"
 
 // TestServerProcess is not a test: it is one server of TestSyncsOfThreeServers, until its input ends.
@@ -69,7 +69,7 @@ func traceServers(t *testing.T) *traced {
 	}
 	var clients, routes [3]string
 	for i := range 3 {
-		clients[i], routes[i] = freeAddress(t), freeAddress(t)
+		clients[i], routes[i] = eventlogtest.FreeAddress(t), eventlogtest.FreeAddress(t)
 	}
 	c := &traced{}
 	var ends []func()
@@ -118,20 +118,10 @@ cluster { name: cell, listen: %q, pool_size: -1, routes: [%s] }
 	return c
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // TestSyncsOfThreeServers records the system calls of all servers of a log. The log is created with one replica and
-// scaled to three. Then a snapshot compacts its Raft log, and a purge rewrites a file of its stream. Before an event is
-// acknowledged, its bytes are in a synced file of a majority of the servers that keep the log. From then on, until it
-// is purged, there are never fewer such servers.
+// scaled to three. Then a snapshot compacts the Raft log, and a purge rewrites a file of the stream. Before an event is
+// acknowledged, its bytes are in a synced file of a majority of the servers that keep the log. From then on, until the
+// event is purged, there are never fewer such servers than a majority.
 func TestSyncsOfThreeServers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it traces three servers")
@@ -178,10 +168,10 @@ func TestSyncsOfThreeServers(t *testing.T) {
 		_, err := js.UpdateStream(bounded(t), three)
 		scaled <- err
 	}()
-	var beside sync.WaitGroup
+	var concurrent sync.WaitGroup
 	var over atomic.Bool
 	for range 4 {
-		beside.Go(func() {
+		concurrent.Go(func() {
 			for !over.Load() {
 				write(100)
 			}
@@ -196,13 +186,13 @@ func TestSyncsOfThreeServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	over.Store(true)
-	beside.Wait()
+	concurrent.Wait()
 	quorum.Store(2)
 	for range 10 {
 		write(100)
 	}
 	first := write(900_000)
-	for range 12 { // more than triggers a snapshot, and more than one file holds
+	for range 12 { // enough events to trigger a snapshot, and more than one file holds
 		write(900_000)
 	}
 	purged := first + 6
@@ -262,7 +252,8 @@ func TestSyncsOfThreeServers(t *testing.T) {
 	}
 }
 
-// acked is an event that was acknowledged. At that time, quorum servers were a majority of those that kept the log.
+// acked is an event that was acknowledged. Its quorum is the number of servers that were a majority of the log's
+// servers at that time.
 type acked struct {
 	name   string
 	rev    eventlog.Revision
@@ -296,7 +287,7 @@ func fewest(spans []span, from, to float64) int {
 
 func stamp(at time.Time) float64 { return float64(at.UnixMicro()) / 1e6 }
 
-// files is what a server's system calls show about the events in its files.
+// files holds the facts that a server's system calls show about the events in its files.
 type files struct {
 	durable map[string][]span             // for each event, when it was in a synced file
 	sent    map[eventlog.Revision]float64 // when an acknowledgement was sent
@@ -307,7 +298,7 @@ type files struct {
 	always map[string]bool   // descriptors whose writes are synced
 }
 
-// held is an event in a file: when it was written, and whether that is synced.
+// held is an event in a file: when the event was written, and whether that write is synced.
 type held struct {
 	mark    string
 	written float64
@@ -438,8 +429,8 @@ func (f *files) apply(c systemCall) {
 	}
 }
 
-// rename moves a file or a folder. strace shows only the beginning of a rewritten file. But from that file's first
-// event on, it has the same events as the file that it replaces.
+// rename moves a file or a folder. strace shows only the beginning of a rewritten file. But from its first event on,
+// the rewritten file has the same events as the file that it replaces.
 func (f *files) rename(from, to string) {
 	if strings.HasSuffix(to, ".blk") && strings.Contains(to, "/streams/logplane/") {
 		f.seen["compaction"]++

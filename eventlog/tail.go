@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// One page of a tail: large enough for few round trips, small enough for the server's buffers and our own.
+// One page of a tail: large enough for few round trips, small enough for the buffers of the server and of this process.
 const (
 	pageEvents = 1024
 	pageBytes  = 4 << 20
@@ -17,20 +17,20 @@ const (
 	memoryEvents = 8
 	// directTries is how often replicas are asked before the leader is asked.
 	directTries = 2
-	// leaderEvents are read from the leader before replicas are tried again.
+	// leaderEvents is how many events are read from the leader before replicas are tried again.
 	leaderEvents = 64
 	// gapTries is how often the leader must show the same hole before the hole counts as real.
 	gapTries = 3
 )
 
-// Tail calls yield for every event in (after, upto], in order, barriers included. It returns ErrPurged if one of them
-// has left the log. An event is valid until yield or Tail returns; its Body may be kept.
+// Tail calls yield for every event in (after, upto], in order, barriers included. It returns ErrPurged if one of these
+// events has left the log. An event is valid until yield or Tail returns; its Body may be kept.
 //
-// upto must be a revision that Head or Append returned. If the log does not hold it, Tail fails after the timeout. Any
-// replica may answer. Only the unbroken sequence up to upto proves that the result is complete; what a replica regards
-// as the log's end proves nothing. A hole above the first revision is ErrDiverged, since no setting of the log allows
-// one. If a copy of an event is damaged or missing, the event is read from another server; if no server has it whole,
-// Tail fails. A message that never was an event is counted, logged and delivered as a Barrier: it changes nothing.
+// upto must be a revision that Head or Append returned. If the log does not hold that revision, Tail fails after the
+// timeout. Any replica may answer: only the unbroken sequence up to upto proves that the result is complete. A hole
+// above the first revision is ErrDiverged, since no setting of the log allows a hole. If a copy of an event is damaged
+// or missing, the event is read from another server; if no server has an undamaged copy, Tail fails. A message that
+// never was an event is delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	ctx, s := span(ctx, "log tail")
 	defer s.End()
@@ -50,7 +50,7 @@ func (l *Log) EventAt(ctx context.Context, rev Revision) (Event, error) {
 	return e, nil
 }
 
-// reader reads one stretch of the log.
+// reader reads the events between two revisions.
 type reader struct {
 	log        *Log
 	next, upto Revision
@@ -100,13 +100,13 @@ func (r *reader) deliver(e Event) error {
 	return nil
 }
 
-// page delivers at most one page of the next events, as far as one replica has them. It is not an error if the replica
-// lacks some. silent says that the replica stopped answering.
+// page delivers at most one page of the next events, as far as one replica has these events. It is not an error if the
+// replica lacks some events of the page. silent says that the replica stopped answering.
 //
-// For a batch of messages the server counts how many are pending. With file storage it knows the count for a log
-// without holes. With memory storage it first looks for the next message of each subject that a purge has cut, and
-// answers nobody meanwhile: that takes three seconds for 10,000 events of 10,000 subjects. So from memory, page asks
-// for each event by itself.
+// For a batch of messages the server counts how many messages are pending. With file storage the server knows the count
+// for a log without holes. With memory storage the server first looks for the next message of each subject that a purge
+// has cut, and answers nobody meanwhile. The search takes three seconds for 10,000 events of 10,000 subjects. So from
+// memory, page asks for each event by itself.
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
 	size := min(r.upto-r.next+1, pageEvents)
@@ -165,12 +165,12 @@ func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error)
 }
 
 // fromLeader reads one revision from the stream's leader. During a change of leaders the answering server may not have
-// it yet, so it is asked again until the deadline.
+// that revision yet, so fromLeader asks again until the deadline.
 func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	for try := 0; ; try++ {
-		// This asks for the next message at or after the revision. If a later one comes, the revision is missing.
+		// This asks for the next message at or after the revision. If a later message comes, the revision is missing.
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, rev))
 		switch {
 		case err == nil && m.Revision == rev:

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A tail has every revision after the first bound up to the second one, each once, and no others.
+// A tail has every revision after the first bound and up to the second bound, each once, and no other revisions.
 func TestTailIsWhatWasAskedFor(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, l := range map[string]*eventlog.Log{
@@ -37,7 +37,7 @@ func TestTailIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// The time of an event is the log's, whatever its publisher claims, because it decides what expires.
+// The time of an event is the log's, whatever its publisher claims, because that time decides which events expire.
 func TestPublishersDoNotSayTheTime(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, l := range map[string]*eventlog.Log{

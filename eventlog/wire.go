@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and our own headers. docs/format.md says
-// what each header is, and which may be absent.
+// The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and Logplane's own headers. docs/format.md
+// describes each header and says which headers may be absent.
 const (
 	headerSpec        = "ce-specversion"
 	headerID          = "ce-id"
@@ -59,7 +59,7 @@ var typeOfOp = [...]string{
 	Deleted:  "dev.logplane.object.deleted",
 }
 
-// encode makes the message of one write. The server enforces its precondition.
+// encode makes the message of one write. The server enforces the write's precondition.
 func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*nats.Msg, error) {
 	if w.Op != Added && w.Op != Modified && w.Op != Deleted {
 		return nil, fmt.Errorf("encode event of %s: op %d is not a change", w.Key.RowKey(), w.Op)
@@ -96,7 +96,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		}
 	}
 	msg := &nats.Msg{Subject: subject, Data: w.Body, Header: header}
-	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what readers could not decode
+	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // readers must be able to decode it
 		return nil, fmt.Errorf("encode event of %s: %w", w.Key.RowKey(), err)
 	}
 	return msg, nil
@@ -127,9 +127,8 @@ var summed = [...]string{
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal gives a message its checksum, once nothing in it will change. It also puts a zero before the epoch as a mark. An
-// event that has the mark but no checksum is damaged: its headers seem to be shorter than they are. An event that has
-// neither is from before there were checksums.
+// seal gives a message its checksum, once nothing in the message will change. seal also puts a zero before the epoch:
+// an event that has the zero but no checksum is damaged. An event that has neither is from before there were checksums.
 func seal(m *nats.Msg) {
 	m.Header[headerEpoch] = []string{"0" + m.Header.Get(headerEpoch)}
 	m.Header[headerChecksum] = []string{strconv.FormatUint(uint64(checksum(m.Subject, m.Header, m.Data)), 16)}
@@ -154,15 +153,14 @@ func checksum(subject string, h nats.Header, body []byte) uint32 {
 	return crc32.Update(crc32.Checksum(append(*parts, 0), castagnoli), castagnoli, body)
 }
 
-// errDamaged: a copy of an event is not what was appended.
+// errDamaged: a copy of an event differs from the appended event.
 var errDamaged = errors.New("its checksum is wrong")
 
 // event decodes a message. If that fails, this copy may be damaged, or somebody published without this package.
 //
-// On the barriers' subject neither case matters, as no object can be lost there. A message that cannot be decoded there
-// is taken for a barrier with Outdates set, which is the most that a barrier can say. No other copy is asked for: every
-// role may publish there, and asking would hold up all readers. In a comparison of positions, such a copy equals an
-// undamaged one (Compare).
+// On the barriers' subject neither fault matters, as no object can be lost there. A message that cannot be decoded
+// there is taken for a barrier with Outdates set, which is the most that a barrier can say. No other copy is asked for:
+// every role may publish there, and asking would hold up all readers.
 func (m stored) event(prefix string) (Event, error) {
 	e, err := m.decode(prefix)
 	if err != nil && m.Subject == barrierSubject(prefix) {
@@ -172,7 +170,7 @@ func (m stored) event(prefix string) (Event, error) {
 	return e, err
 }
 
-// skipped returns the barrier that a message which is not an event is taken for. It has no request id, since the
+// skipped returns the barrier in place of a message that is not an event. The barrier has no request id, since the
 // message may contain anything.
 func (m stored) skipped(why error) Event {
 	malformed.Inc()
@@ -236,7 +234,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	e.Base, errs[1] = parseNumber[Revision](h, headerBase, 64)
 	e.Precondition, errs[2] = parseNumber[Revision](h, headerPrecondition, 64)
 	e.TTL, errs[3] = parseNumber[uint32](h, headerTTL, 32)
-	e.Before, e.Left, errs[5] = batchPlace(h)
+	e.Before, e.Left, errs[5] = batchPosition(h)
 	if op == Added && e.Base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", e.Base)
 	}
@@ -259,7 +257,8 @@ const (
 	maxID    = 256
 )
 
-// validID accepts only ids that are unchanged when they are read back, since outcomes are resolved by them.
+// validID accepts only ids that are unchanged when they are read back, since the outcomes of appends are resolved by
+// these ids.
 func validID(id string) bool {
 	return id != "" && len(id) <= maxID && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }
@@ -272,19 +271,19 @@ func parseNumber[N ~uint32 | ~uint64](h nats.Header, name string, bits int) (N, 
 	return N(n), nil
 }
 
-// batchPlace reads how many events come before and after an event in its batch.
-func batchPlace(h nats.Header) (before, left uint32, err error) {
+// batchPosition reads how many events come before and after an event in its batch.
+func batchPosition(h nats.Header) (before, left uint32, err error) {
 	v := h.Get(headerBatch)
 	if v == "" {
 		return 0, 0, nil
 	}
 	a, b, _ := strings.Cut(v, "/")
-	place, errPlace := strconv.ParseUint(a, 10, 32)
+	position, errPosition := strconv.ParseUint(a, 10, 32)
 	size, errSize := strconv.ParseUint(b, 10, 32)
-	if errPlace != nil || errSize != nil || place < 1 || place > size || size > MaxBatch {
-		return 0, 0, fmt.Errorf("'%s' %q is not a place in a batch", headerBatch, v)
+	if errPosition != nil || errSize != nil || position < 1 || position > size || size > MaxBatch {
+		return 0, 0, fmt.Errorf("'%s' %q is not a position in a batch", headerBatch, v)
 	}
-	return uint32(place - 1), uint32(size - place), nil
+	return uint32(position - 1), uint32(size - position), nil
 }
 
 func formatRevision(r Revision) string { return strconv.FormatUint(uint64(r), 10) }

@@ -1,46 +1,56 @@
 package localstack
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/trust"
+	"github.com/logplane/logplane/localstack/authority"
 )
 
 const (
-	serverFile      = "tls.crt"
-	serverKeyFile   = "tls.key"
-	adminKubeconfig = "admin.kubeconfig"
+	authorityFile    = "ca.crt"
+	authorityKeyFile = "ca.key"
+	serverFile       = "tls.crt"
+	serverKeyFile    = "tls.key"
+	adminKubeconfig  = "admin.kubeconfig"
 )
 
 // Credentials are the files with which the processes of a cell and its first administrator authenticate to each other.
 type Credentials struct {
-	// Authority has signed the certificates of the server and of the administrator. Its key is needed only to sign more
-	// of them.
+	// Authority has signed the certificates of the server and of the administrator. The authority's key is needed only
+	// to sign more certificates.
 	Authority, AuthorityKey string
-	// Server is the server's certificate, valid for a year.
+	// Server is the server's certificate, valid for a year unless it is renewed.
 	Server, ServerKey string
 	// SigningKey signs the tokens of service accounts.
 	SigningKey string
-	// Kubeconfig is the administrator's, valid for a year.
+	// Kubeconfig is the administrator's kubeconfig, valid for a year unless it is renewed.
 	Kubeconfig string
 }
 
 // EnsureCredentials makes the missing files in the folder, for an API that clients reach under the address. It replaces
-// no file: an existing file is used. It must fit the address, and only this user may be able to write it. Only the
+// no file: it uses an existing file, which must fit the address and which only this user may be able to write. Only the
 // owner may read the files that EnsureCredentials makes.
 func EnsureCredentials(folder, address string) (*Credentials, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
-		return nil, fmt.Errorf("the external address is '%s': it must be HOST:PORT", address)
+		return nil, fmt.Errorf("--external-address is '%s': it must be HOST:PORT, for example 'localhost:7373'", address)
 	}
 	if err := trust.Folder(folder); err != nil {
 		return nil, fmt.Errorf("open the folder of the credentials: %w", err)
@@ -50,14 +60,17 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 		Server: filepath.Join(folder, serverFile), ServerKey: filepath.Join(folder, serverKeyFile),
 		SigningKey: filepath.Join(folder, signingKeyName), Kubeconfig: filepath.Join(folder, adminKubeconfig),
 	}
-	if err := ensurePair(c.Authority, c.AuthorityKey, func() ([]byte, []byte, error) { return newAuthority("logplane authority") }); err != nil {
+	if err := ensurePair(c.Authority, c.AuthorityKey, func() (certificate, key []byte, err error) {
+		_, certificate, key, err = authority.New("logplane authority")
+		return certificate, key, err
+	}); err != nil {
 		return nil, err
 	}
-	authority, err := OpenAuthority(c.Authority, c.AuthorityKey)
+	signer, err := authority.Open(c.Authority, c.AuthorityKey)
 	if err != nil {
 		return nil, err
 	}
-	if err := ensurePair(c.Server, c.ServerKey, func() ([]byte, []byte, error) { return authority.server(host) }); err != nil {
+	if err := ensurePair(c.Server, c.ServerKey, func() ([]byte, []byte, error) { return signer.Server(host) }); err != nil {
 		return nil, err
 	}
 	if err := c.checkServer(host); err != nil {
@@ -67,7 +80,13 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 		return nil, err
 	}
 	url := "https://" + address
-	if err := ensureFile(c.Kubeconfig, func() ([]byte, error) { return authority.kubeconfig(url) }); err != nil {
+	if err := ensureFile(c.Kubeconfig, func() ([]byte, error) {
+		certificate, key, err := admin(signer)
+		if err != nil {
+			return nil, err
+		}
+		return clientcmd.Write(*kubeconfigOf(url, signer.PEM(), certificate, key))
+	}); err != nil {
 		return nil, err
 	}
 	return c, c.checkKubeconfig(url)
@@ -92,8 +111,89 @@ func (c *Credentials) checkKubeconfig(url string) error {
 		return fmt.Errorf("read '%s': %w", c.Kubeconfig, err)
 	}
 	if config.Host != url {
-		return fmt.Errorf("'%s' leads to '%s' and not to '%s': remove it to have it made anew", c.Kubeconfig, config.Host, url)
+		address := strings.TrimPrefix(config.Host, "https://")
+		return fmt.Errorf("'%s' leads to '%s' and not to '%s': give --external-address %s, or remove the file to have it made anew", c.Kubeconfig, config.Host, url, address)
 	}
+	return nil
+}
+
+const (
+	// renewBefore is how long before its end a certificate is renewed. A copy of the kubeconfig is valid for at least
+	// this long.
+	renewBefore = authority.Life / 3
+	// renewPause is the time between two looks at the certificates.
+	renewPause = time.Hour
+)
+
+// KeepValid renews certificates until ctx ends. A failure is logged, and tried again later.
+func (c *Credentials) KeepValid(ctx context.Context) {
+	for eventlog.Pause(ctx, renewPause) == nil {
+		if err := c.Renew(); err != nil {
+			slog.Error("certificates are not renewed", "error", err)
+		}
+	}
+}
+
+// Renew signs the certificates of the server and of the administrator again if they end soon. It leaves alone what
+// another authority has signed. The keys stay. So each renewal replaces one file, and a killed process leaves no
+// certificate without its key.
+func (c *Credentials) Renew() error {
+	signer, err := authority.Open(c.Authority, c.AuthorityKey)
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(c.Server)
+	if err == nil {
+		var renewed []byte
+		if renewed, err = renew(signer, old); renewed != nil {
+			err = replaceWith(c.Server, renewed)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("renew '%s': %w", c.Server, err)
+	}
+	if err := c.renewKubeconfig(signer); err != nil {
+		return fmt.Errorf("renew '%s': %w", c.Kubeconfig, err)
+	}
+	return nil
+}
+
+func (c *Credentials) renewKubeconfig(signer *authority.Authority) error {
+	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	admin := config.AuthInfos[kubeconfigName]
+	if admin == nil || len(admin.ClientCertificateData) == 0 { // the user has another way to authenticate
+		return nil
+	}
+	renewed, err := renew(signer, admin.ClientCertificateData)
+	if renewed == nil {
+		return err
+	}
+	admin.ClientCertificateData = renewed
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	return replaceWith(c.Kubeconfig, content)
+}
+
+// renew returns nil if the certificate is another authority's, or does not end soon.
+func renew(signer *authority.Authority, pem []byte) ([]byte, error) {
+	old, err := cert.ParseCertsPEM(pem)
+	if err != nil || !signer.Signed(old[0]) || time.Until(old[0].NotAfter) > renewBefore {
+		return nil, err
+	}
+	return signer.Renew(old[0])
+}
+
+// replaceWith replaces a file by a renewed one.
+func replaceWith(path string, content []byte) error {
+	if err := trust.Replace(path, content); err != nil {
+		return err
+	}
+	slog.Info("renewed a certificate", "file", path)
 	return nil
 }
 
@@ -105,37 +205,98 @@ func (c *Credentials) Flags(address string) string {
 	}, " \\\n  ")
 }
 
-// kubeconfig returns an administrator's kubeconfig.
-func (a *Authority) kubeconfig(url string) ([]byte, error) {
-	certificate, key, err := a.admin()
-	if err != nil {
-		return nil, err
-	}
-	return clientcmd.Write(*kubeconfigOf(url, a.PEM(), certificate, key))
+// admin signs a certificate of an administrator.
+func admin(signer *authority.Authority) (certificate, key []byte, err error) {
+	return signer.User(authority.Life, "logplane-admin", user.SystemPrivilegedGroup)
 }
 
-// ensurePair makes a certificate and its key if both are missing. If only one is missing, the other may belong to
-// somebody's pair, so that is an error.
+// AuthorityOf opens the authority of the 'logplane dev --secure' with that data folder. It fails if another user may be
+// able to write the authority.
+func AuthorityOf(folder string) (*authority.Authority, error) {
+	certificate, key := filepath.Join(folder, authorityFile), filepath.Join(folder, authorityKeyFile)
+	if err := cmp.Or(trust.File(certificate), trust.File(key)); err != nil {
+		return nil, fmt.Errorf("read the authority: %w", err)
+	}
+	return authority.Open(certificate, key)
+}
+
+// ensureAuthority opens the authority below the folder, and makes it if it is missing. The folder must be locked.
+func ensureAuthority(folder string) (*authority.Authority, error) {
+	path := filepath.Join(folder, authorityFile)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		_, certificate, key, err := authority.New("logplane dev")
+		if err != nil {
+			return nil, err
+		}
+		// The certificate is written last, so a process killed earlier leaves no half-made authority.
+		err = trust.Replace(filepath.Join(folder, authorityKeyFile), key)
+		if err == nil {
+			err = trust.Replace(path, certificate)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("write the authority: %w", err)
+		}
+	}
+	return AuthorityOf(folder)
+}
+
+// ensurePair makes a certificate and its key if both are missing. If only one of the two is missing, ensurePair returns
+// an error, because the existing file may belong to a pair of the user's own. Until both are there, a pending file has
+// the key too. So ensurePair goes on where a killed process has stopped.
 func ensurePair(certificate, key string, generate func() (certificate, key []byte, err error)) error {
-	var missing []string
+	pending := filepath.Join(filepath.Dir(key), "."+filepath.Base(key)+".pending")
+	if err := finishPair(certificate, key, pending); err != nil {
+		return err
+	}
+	var missing, there []string
 	for _, path := range []string{certificate, key} {
 		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 			missing = append(missing, path)
 		} else if err := errors.Join(err, trust.File(path)); err != nil {
 			return err
+		} else {
+			there = append(there, path)
 		}
 	}
 	switch len(missing) {
 	case 0:
 		return nil
 	case 1:
-		return fmt.Errorf("'%s' is missing, and what belongs to it is there: bring it back, or remove both", missing[0])
+		return fmt.Errorf("'%s' is missing, although '%s' is there: bring it back, or remove '%[2]s' to have both made anew", missing[0], there[0])
 	}
 	made, private, err := generate()
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeNew(key, private), writeNew(certificate, made))
+	if err := trust.Replace(pending, private); err != nil {
+		return err
+	}
+	if err := trust.WriteNew(certificate, made); err != nil {
+		return err
+	}
+	if err := trust.WriteNew(key, private); err != nil {
+		return err
+	}
+	return os.Remove(pending)
+}
+
+// finishPair writes the key of a certificate that a killed process has made, and removes the pending file.
+func finishPair(certificate, key, pending string) error {
+	private, err := os.ReadFile(pending)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := errors.Join(err, trust.File(pending)); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(key); errors.Is(err, os.ErrNotExist) {
+		if _, err := tls.LoadX509KeyPair(certificate, pending); err == nil {
+			if err := trust.WriteNew(key, private); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(pending)
 }
 
 // ensureFile makes a file if it is missing.
@@ -147,19 +308,5 @@ func ensureFile(path string, generate func() ([]byte, error)) error {
 	if err != nil {
 		return fmt.Errorf("make '%s': %w", path, err)
 	}
-	return writeNew(path, content)
-}
-
-// writeNew writes a file that does not exist yet. If the process is killed, the file is complete or missing.
-func writeNew(path string, content []byte) error {
-	written, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // only its owner may read it
-	if err != nil {
-		return err
-	}
-	defer os.Remove(written.Name())
-	_, err = written.Write(content)
-	if err := errors.Join(err, written.Sync(), written.Close()); err != nil {
-		return fmt.Errorf("write '%s': %w", path, err)
-	}
-	return os.Link(written.Name(), path) // unlike a rename, it never replaces a file
+	return trust.WriteNew(path, content)
 }

@@ -100,8 +100,8 @@ func (s stalled) finish(t *testing.T) *http.Response {
 	return answer
 }
 
-// A client that does not send its body, or does not read its answer, does not delay any deletion. When the body comes,
-// the request sees the present: a namespace that was deleted meanwhile is gone.
+// TestStalledClients: a client that does not send its body, or does not read its answer, delays no deletion. When the
+// body comes, the request sees the present: a namespace that was deleted meanwhile is gone.
 func TestStalledClients(t *testing.T) {
 	c := start(t, localstack.Config{Folder: t.TempDir(), InMemory: true})
 	c.createNamespace(t, "stays")
@@ -119,7 +119,7 @@ func TestStalledClients(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, lost.finish(t).StatusCode)
 	require.Equal(t, http.StatusOK, emptied.finish(t).StatusCode)
 
-	// More than the buffers between client and server hold.
+	// These objects have more bytes than the buffers between client and server hold.
 	c.createNamespace(t, "goes")
 	for i := range 12 {
 		_, err := c.CoreV1().ConfigMaps("stays").Create(t.Context(), &corev1.ConfigMap{

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,12 +16,12 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// After the log's disk was full, the cell writes again as soon as there is space. Until then its answers say what is
-// wrong.
+// TestFullDisk: after the log's disk was full, the cell writes again as soon as the disk has space. Until then the
+// cell's answers name the fault.
 func TestFullDisk(t *testing.T) {
 	disk := eventlogtest.MountDisk(t, 64<<20)
 	c := start(t, localstack.Config{Folder: disk.Folder})
-	// client-go would retry a 503, so this does not use it.
+	// write does not use client-go, which would retry after a 503.
 	write := func(name string) (int, string) {
 		body := fmt.Sprintf(`{"metadata":{"name":%q},"data":{"x":%q}}`, name, strings.Repeat("x", 100_000))
 		got, err := http.Post(c.URL()+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(body))
@@ -77,4 +79,25 @@ func TestFullDisk(t *testing.T) {
 		delete(written, one.Name)
 	}
 	require.Empty(t, written, "acknowledged and lost")
+}
+
+// TestCredentialsOnAFullDisk: wherever the disk becomes full, the next process makes the missing files.
+func TestCredentialsOnAFullDisk(t *testing.T) {
+	disk := eventlogtest.MountDisk(t, 1<<20)
+	failed := 0
+	for pages := range int64(12) {
+		folder := filepath.Join(disk.Folder, "credentials")
+		require.NoError(t, os.Mkdir(folder, 0o700))
+		disk.Fill(t)
+		disk.Leave(t, pages<<12)
+		if _, err := localstack.EnsureCredentials(folder, "localhost:7373"); err != nil {
+			failed++
+		}
+		disk.Free(t)
+		_, err := localstack.EnsureCredentials(folder, "localhost:7373")
+		require.NoError(t, err, "%d pages", pages)
+		require.NoError(t, os.RemoveAll(folder))
+	}
+	require.GreaterOrEqual(t, failed, 6, "once for each file")
+	require.Less(t, failed, 12)
 }

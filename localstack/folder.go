@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/embedded"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -15,19 +17,39 @@ import (
 
 // OpenFolder opens the cell of a stopped 'logplane dev' without serving it. The caller must call closeFolder.
 func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeFolder func() error, err error) {
-	if err := checkFolder(folder, "log"); err != nil {
-		return kubestore.Cell{}, nil, err
-	}
 	d := &Dev{}
-	unlock, err := lock(folder)
-	if err != nil {
-		return kubestore.Cell{}, nil, err
-	}
-	d.onStop(unlock)
-	if cell, err = d.openCell(ctx, Config{Folder: folder, readOnly: true}); err != nil {
+	if cell, err = d.openFolder(ctx, Config{Folder: folder, readOnly: true}); err != nil {
 		return kubestore.Cell{}, nil, errors.Join(err, d.Stop())
 	}
 	return cell, d.Stop, nil
+}
+
+// OpenFolderLog opens the log below the folder of a stopped 'logplane serve'. The caller must call closeLog.
+func OpenFolderLog(folder, prefix string) (log eventlog.Config, closeLog func() error, err error) {
+	if err := checkFolder(folder, "lock"); err != nil {
+		return eventlog.Config{}, nil, err
+	}
+	unlock, err := Lock(folder)
+	if err != nil {
+		return eventlog.Config{}, nil, err
+	}
+	opened, err := OpenLog(folder, prefix)
+	if err != nil {
+		return eventlog.Config{}, nil, errors.Join(err, unlock())
+	}
+	return opened.Config, func() error { opened.Stop(); return unlock() }, nil
+}
+
+func (d *Dev) openFolder(ctx context.Context, c Config) (kubestore.Cell, error) {
+	if err := checkFolder(c.Folder, logName); err != nil {
+		return kubestore.Cell{}, err
+	}
+	unlock, err := Lock(c.Folder)
+	if err != nil {
+		return kubestore.Cell{}, err
+	}
+	d.onStop(unlock)
+	return d.openCell(ctx, c)
 }
 
 // Attach opens the cell of a running 'logplane dev' to read it. The cell stays open while dev is restarted. The caller
@@ -36,7 +58,7 @@ func Attach(ctx context.Context, folder string) (cell kubestore.Cell, detach fun
 	if err := checkFolder(folder, "lock"); err != nil {
 		return kubestore.Cell{}, nil, err
 	}
-	unlock, err := lock(folder)
+	unlock, err := Lock(folder)
 	if err == nil {
 		return kubestore.Cell{}, nil, errors.Join(fmt.Errorf("no 'logplane dev' runs on '%s': start it, or look into the folder with 'logplane inspect'", folder), unlock())
 	}
@@ -45,7 +67,7 @@ func Attach(ctx context.Context, folder string) (cell kubestore.Cell, detach fun
 	}
 	door := filepath.Join(folder, doorName)
 	if _, err := os.Stat(door); err != nil {
-		return kubestore.Cell{}, nil, fmt.Errorf("the 'logplane dev' on '%s' keeps its log in memory, or only now starts: %w", folder, err)
+		return kubestore.Cell{}, nil, fmt.Errorf("the log of the 'logplane dev' on '%s' cannot be read, because it is in memory or dev is only starting: try again, or leave out --in-memory: %w", folder, err)
 	}
 	conn, err := embedded.Enter(door)
 	if err != nil {
@@ -63,21 +85,43 @@ func openAttached(ctx context.Context, folder string, c eventlog.Config) (kubest
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
-	b, err := openBucket(Config{Folder: folder})
+	b, err := openBucket(ctx, Config{Folder: folder})
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
-	p, err := projection.Open(projection.Config{Log: log, Bucket: b, ReadOnly: true})
-	if err != nil {
-		return kubestore.Cell{}, err
-	}
-	return kubestore.Cell{Log: log, Projection: p, Cluster: cluster, Objects: kubestore.NewObjects(p.Budget())}, nil
+	return kubestore.Open(projection.Config{Log: log, Bucket: b, ReadOnly: true}, cluster)
 }
 
-// checkFolder fails if dev has never made the folder's content. Otherwise locking would make a folder.
+// checkFolder fails if no cell was ever made in the folder. Without this check, Lock would make the folder.
 func checkFolder(folder, holding string) error {
 	if _, err := os.Stat(filepath.Join(folder, holding)); err != nil {
-		return fmt.Errorf("'%s' is not a data folder of 'logplane dev': %w", folder, err)
+		return fmt.Errorf("'%s' is not a data folder of 'logplane dev' or 'logplane serve': give the one that was given to it: %w", folder, err)
 	}
 	return nil
+}
+
+// errTaken says that another process holds the lock.
+var errTaken = errors.New("another logplane uses the data folder")
+
+// Lock makes the folder and locks it for this process. The kernel drops the lock when the process dies, so there is
+// nothing to clean up after a kill.
+func Lock(folder string) (unlock func() error, err error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data folder: %w", err)
+	}
+	// Through a link of another user, Lock would truncate any file.
+	file, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the data folder's lock: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w '%s': stop it, or give another --data", errTaken, folder)
+		}
+		return nil, fmt.Errorf("lock the data folder '%s': %w", folder, err)
+	}
+	_ = file.Truncate(0) // users find the process's id here; the lock does not need it
+	_, _ = file.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
+	return file.Close, nil
 }

@@ -1,16 +1,18 @@
-# Images without a registry, and the whole of Logplane in containers. Included by the Makefile.
+# The targets for images without a registry, and for the whole of Logplane in containers. The Makefile includes this
+# file.
 
 IMAGES := bin/images
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 NATS_VERSION := v2.15.2
 # An image is FROM scratch with a static program: there is no base to pull, and no shell. The classic builder needs
-# nothing from a registry. Its warning that it is deprecated goes only to a log file (IMAGE, below).
+# nothing from a registry. The builder's warning that it is deprecated goes only to a log file (IMAGE, below).
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
 # The tag of the images that are built and run, and their processor architecture.
 TAG          ?= dev
 ARCH         ?= $(shell go env GOARCH)
 COMMIT       := $(shell git rev-parse HEAD 2>/dev/null)
 COMMIT_TIME  := $(shell TZ=UTC git show -s --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd HEAD 2>/dev/null)
+COMMIT_SECONDS := $(shell git show -s --format=%ct HEAD 2>/dev/null)
 OCI          := org.opencontainers.image
 LABELS       := --label $(OCI).version=$(VERSION) --label $(OCI).revision=$(COMMIT) --label $(OCI).created=$(COMMIT_TIME)
 # A second stack beside the first needs another name and another port.
@@ -40,13 +42,13 @@ NATS     := $(IMAGES)/nats-$(ARCH)
 OF_ARCH  := $(IMAGES)/logplane-$(ARCH)
 EMULATOR := $(IMAGES)/lambda-$(ARCH)
 FOR_ARCH := $(RELEASE) GOOS=linux GOARCH=$(ARCH)
-# Builds an image: $(1) is its name, $(2) its folder, and $(3) has further arguments of 'docker build'.
+# IMAGE builds an image: $(1) is the image's name, $(2) its folder, and $(3) has further arguments of 'docker build'.
 IMAGE     = $(DOCKER_BUILD) --platform linux/$(ARCH) $(3) -t logplane/$(1):$(TAG) -f localstack/$(1).Dockerfile $(2) >/dev/null 2>$(2).log || { cat $(2).log; exit 1; }
 
 .PHONY: images images-minio images-nats images-logplane images-lambda
 images: images-minio images-nats images-logplane images-lambda ### build all container images from Go modules, without a registry; ARCH=arm64 for that processor
 
-# The images that 'make test' needs. Without Docker its container tests are skipped, but never in CI.
+# The images that 'make test' needs. Without Docker the container tests are skipped, but never in CI.
 .PHONY: images-test
 images-test:
 	@if docker version >/dev/null 2>&1 || [ "$$CI" = true ]; then $(MAKE) --no-print-directory images-minio; \
@@ -65,7 +67,7 @@ images-nats: $(NATS)/$(NATS_VERSION)
 	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(NATS)/probe ./localstack/probe
 	@$(call IMAGE,nats,$(NATS))
 
-# The list of what the program was built from is in the image, and in bin/images/logplane-ARCH/logplane.spdx.json.
+# The list of the modules in the program is in the image, and in bin/images/logplane-ARCH/logplane.spdx.json.
 images-logplane: images-logplane-files
 	@echo "image logplane/logplane:$(TAG) for linux/$(ARCH)"
 	@$(FOR_ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
@@ -78,7 +80,7 @@ images-lambda: images-logplane
 	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(EMULATOR)/lambda ./localstack/lambda
 	@$(call IMAGE,lambda,$(EMULATOR),--build-arg IMAGE=logplane/logplane:$(TAG))
 
-# The files that the image has beside the program. A release's images have them, too.
+# These are the image's files besides the program. A release's images have the same files.
 .PHONY: images-logplane-files
 images-logplane-files: $(BIN)/release
 	@mkdir -p $(OF_ARCH)/empty
@@ -118,7 +120,7 @@ up: up-possible images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, fron
 	@[ "$(LAMBDA)" = 0 ] || echo "Functions serve it as well: kubectl --server https://127.0.0.1:$(LAMBDA_PORT)"
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
-# Refuses settings that cannot work before anything is built or started.
+# up-possible refuses, before anything is built or started, settings that cannot work.
 .PHONY: up-possible
 up-possible:
 	@[ -n "$(NATS_NAMES_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
@@ -140,13 +142,13 @@ doctor: ### examine what 'make up' started, and say what to do
 logs: ### follow the containers' logs
 	@$(COMPOSE) $(PROFILE) logs -f --tail 100
 
-# Works for any settings of 'make up': the message about a volume that does not exist is hidden.
+# 'make down' works for any settings of 'make up': it hides the message about a volume that does not exist.
 down: ### stop what 'make up' started and delete its data
 	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) $(PROFILE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
 	@rm -rf $(STATE)
 
-# All three targets on a separate stack, so that a running stack is not touched. Nothing of the separate stack may be
-# left.
+# smoke-test runs all three targets on a separate stack, so that a running stack is not touched. Nothing of the separate
+# stack may be left.
 .PHONY: smoke-test
 smoke-test: ### 'up', 'smoke' and 'down' of a stack of its own
 	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380"; \

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Drives the local stack as a user would, through the one address of the front: writes, reads, watches, and what the
-# projector and the lifecycle make of them. Where 'lambda' runs, it drives that too. Ends with 'smoke: ok', or with the step that failed.
+# Tests the local stack as a user would use it, through the one address of the front: writes, reads, watches, and the
+# work of the projector and the lifecycle. If 'lambda' runs, the script also tests 'lambda'. It ends with 'smoke: ok',
+# or with the step that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kubectl=${KUBECTL:?run it by make smoke}
 read -r -a compose <<<"${COMPOSE:?run it by make smoke}"
 namespace=smoke-$$-$RANDOM
 seen=$(mktemp)
-redirected=$(mktemp) # what a watch through a function says
+redirected=$(mktemp) # the output of a watch through a function
 watches=()
 step=start
 
@@ -32,7 +33,7 @@ until_true() {
 saw() { grep -qE "$1" "$seen"; }
 named() { test "$($kubectl -n "$namespace" get configmap "$1" -o "jsonpath={.data.$2}")" = "$3"; }
 containers() { docker ps --all --quiet --filter "label=com.docker.compose.project=${STACK:?run it by make smoke}"; }
-# refused asks for the log's head as somebody else: it must fail, and say why.
+# refused asks for the log's head as another user: the request must fail, and say why.
 refused() {
   local said
   if said=$("${compose[@]}" run --rm --no-deps "$@" init inspect head 2>&1); then return 1; fi
@@ -118,7 +119,7 @@ fi
 
 step='the API goes on while one of its processes is killed'
 killed=$("${compose[@]}" ps -q api)
-killed=${killed%%$'\n'*} # 'head' would end before compose has written all, which is an error then
+killed=${killed%%$'\n'*} # 'head' would end before compose has written all of its output, and compose would then fail
 docker kill "$killed" >/dev/null
 for i in 1 2 3 4 5 6; do $kubectl -n "$namespace" create configmap "after-$i" >/dev/null; done
 docker start "$killed" >/dev/null
@@ -131,7 +132,7 @@ step='the projector has committed to the bucket'
 until_true "${compose[@]}" run --rm --no-deps init inspect root
 "${compose[@]}" run --rm --no-deps init inspect root | grep '"applied"'
 
-# The lifecycle outwaits every create that may have seen the namespace alive.
+# The lifecycle waits until every create has ended that may have seen the namespace alive.
 step='a deleted namespace goes'
 $kubectl wait --for=delete "namespace/$namespace" --timeout=120s
 echo 'smoke: ok'

@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/logplanetest"
 )
 
-// One server for several tests. A single test calls Start, which also stops it.
+// ExampleRun starts one server for several tests. A single test calls Start, which also stops the server.
 func ExampleRun() {
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	ctx := context.Background()

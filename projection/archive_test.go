@@ -19,8 +19,8 @@ import (
 
 // TestGrowingArchive writes LOGPLANE_ARCHIVE MiB of archived events, half of whose bytes compress, to a bucket in the
 // file system. In eight steps it prints the sizes of a root, a commit and a checkpoint, and the peak of the process's
-// memory: that of the projector, of an embedded log that is purged, and of the writer. None of them grows.
-// LOGPLANE_ARCHIVE_SEGMENTS is how many event segments a root lists.
+// memory. The process has the projector, an embedded log that is purged, and the writer. No size grows from step to
+// step. LOGPLANE_ARCHIVE_SEGMENTS is how many event segments a root lists.
 func TestGrowingArchive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("megabytes of events")
@@ -109,7 +109,8 @@ func TestGrowingArchive(t *testing.T) {
 	require.Equal(t, n, events)
 }
 
-// newPeak is the most heap bytes of objects since it was set to 0, sampled a hundred times a second.
+// newPeak returns a number: the most bytes that objects had on the heap since the number was last set to 0. The heap is
+// sampled a hundred times a second.
 func newPeak(t *testing.T) *atomic.Uint64 {
 	var peak atomic.Uint64
 	stop := make(chan struct{})

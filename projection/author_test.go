@@ -8,8 +8,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// History names the author of each version: while its event is only in the log, once it is folded, and after the log
-// was purged and the segments were compacted. Events without an author work as before.
+// TestHistoryNamesAuthors: History names the author of each version: while the version's event is only in the log, once
+// the event is folded, and after the log was purged and the segments were compacted. Events without an author work as
+// before.
 func TestHistoryNamesAuthors(t *testing.T) {
 	for name, inline := range map[string]int{"inline": 1 << 20, "segments": 1} {
 		t.Run(name, func(t *testing.T) {

@@ -38,11 +38,11 @@ func benchObjects() []int {
 	return sizes
 }
 
-// ledger is a bucket that counts requests and bytes, and writes by folder.
+// ledger is a bucket that counts requests and bytes, and counts writes by folder.
 type ledger struct {
 	bucket.Bucket
 
-	mu                                  sync.Mutex // guards what follows
+	mu                                  sync.Mutex // guards the fields below
 	gets, puts, bytesRead, bytesWritten int64
 	putsOf, bytesOf                     map[string]int64
 }
@@ -121,7 +121,8 @@ func (k *book) close(most float64) {
 	}
 }
 
-// cpuTime is the processor time that the process has used. On a busy machine it says more than elapsed time.
+// cpuTime is the processor time that the process has used. On a busy machine processor time says more than elapsed
+// time.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
@@ -183,7 +184,7 @@ func benchKey(i int) eventlog.Key {
 	return k
 }
 
-// BenchmarkCell measures what a cell with this many objects costs: reads, cold and warm, a compaction, commits.
+// BenchmarkCell measures the costs of a cell with this many objects: reads, cold and warm, a compaction, commits.
 func BenchmarkCell(b *testing.B) {
 	for _, n := range benchObjects() {
 		b.Run(fmt.Sprintf("objects=%d", n), func(b *testing.B) {
@@ -219,7 +220,7 @@ func list(b *testing.B, v *View, start, end string, want int) {
 	}
 }
 
-// A cold process has read nothing; a warm one has read everything.
+// benchmarkReads: a cold process has read nothing; a warm one has read everything.
 func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	warm := opened(b, Config{Log: log, Bucket: counts, Budget: cache.NewBudget(4 << 30)})
 	list(b, warm, "", "", n)
@@ -260,8 +261,8 @@ func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 
 // mostGets is how many GETs a cold get and a cold full list may take if the whole snapshot is in the base. The root
 // comes first. The footers come next, unless the root has them: from the idx object, or from each of the base's parts.
-// Then a get reads one block, and a list reads each part with one GET, except for the first. A few namespaces lie
-// across two parts.
+// Then a get reads one block, and a list reads each part except the first with one GET. A few namespaces lie across two
+// parts.
 func mostGets(s *snapshot) (get, all float64) {
 	parts := float64(len(s.runs[0]))
 	switch {
@@ -299,8 +300,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// beside is the key of a new object that sorts between those that filled made.
-func beside(i int, name string) eventlog.Key {
+// inserted is the key of a new object that sorts between the keys that filled made.
+func inserted(i int, name string) eventlog.Key {
 	k := benchKey(i)
 	k.Name += "-" + name
 	return k
@@ -310,7 +311,7 @@ func creation(rng *rand.Rand, k eventlog.Key) eventlog.Write {
 	return eventlog.Write{Key: k, Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, rng.IntN(1e7))}
 }
 
-// benchmarkCompaction merges the base and eight runs with a tenth of its objects into a new base.
+// benchmarkCompaction merges the base and eight runs with a tenth of the base's objects into a new base.
 func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	p, err := Open(Config{Log: log, Bucket: counts, InlineBytes: 1})
 	require.NoError(b, err)
@@ -321,7 +322,7 @@ func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int)
 		for i := 0; i < n/80; i += 125 {
 			var writes []eventlog.Write
 			for j := i; j < i+125; j++ {
-				writes = append(writes, creation(rng, beside((j*runsPerLevel+run)*10, "compacted")))
+				writes = append(writes, creation(rng, inserted((j*runsPerLevel+run)*10, "compacted")))
 				raw += int64(len(writes[j-i].Body))
 			}
 			_, err := log.Append(ctx, basis(log, head), fmt.Sprintf("runs-%d-%d", run, i), writes...)
@@ -342,7 +343,7 @@ func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int)
 			b.Fatal(err)
 		}
 	}
-	b.SetBytes(raw * 11) // a tenth of what is merged is new
+	b.SetBytes(raw * 11) // a tenth of the merged rows is new
 	b.ReportMetric(float64(size)/(1<<20), "compressed-MiB")
 	counting.close(float64(parts * (1 + 3 + 2*(len(v.snap.runs)-1))))
 	_, err = p.Collect(ctx, 0)
@@ -357,7 +358,7 @@ func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, 
 	write := func() {
 		writes := make([]eventlog.Write, events)
 		for i := range writes {
-			writes[i] = creation(rng, beside(rng.IntN(objects), fmt.Sprintf("%x", rng.Uint64())))
+			writes[i] = creation(rng, inserted(rng.IntN(objects), fmt.Sprintf("%x", rng.Uint64())))
 		}
 		_, err := log.Append(b.Context(), eventlog.Basis{Head: v.p.Current().Revision()}, fmt.Sprint("bench-", rng.Uint64()), writes...)
 		require.NoError(b, err)

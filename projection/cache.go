@@ -10,11 +10,11 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within the budget. It also keeps outlines of the blocks that lists have read.
-// Segments are immutable, so no entry is ever invalidated. It is safe for concurrent use.
+// blockCache keeps decoded blocks within the budget. It also keeps summaries of the blocks that lists have read.
+// Segments are immutable, so no entry is ever invalidated. A blockCache is safe for concurrent use.
 type blockCache struct {
-	blocks, outlines *cache.Cache[blockID, *segment.Block]
-	how              through
+	blocks, summaries *cache.Cache[blockID, *segment.Block]
+	how               through
 }
 
 type blockID struct {
@@ -23,7 +23,7 @@ type blockID struct {
 }
 
 func newBlockCache(of *cache.Budget) blockCache {
-	return blockCache{blocks: cache.New[blockID, *segment.Block](of), outlines: cache.New[blockID, *segment.Block](of)}
+	return blockCache{blocks: cache.New[blockID, *segment.Block](of), summaries: cache.New[blockID, *segment.Block](of)}
 }
 
 // through says how a reader uses the caches of blocks.
@@ -32,11 +32,11 @@ type through int
 const (
 	// cached reads through the cache of blocks.
 	cached through = iota
-	// outlines is for readers that need no values (View.Outline). A block's outline is served if it is kept; otherwise
-	// it is made of the block that was read. The block itself is treated as by once, so that it pushes out no outline.
-	outlines
-	// once is for readers that need values a single time (View.ScanOnce). A block that was read is kept if there is
-	// room. Reading it again does not raise its rank in the cache, because the caller keeps what it made of the block.
+	// summaries is for readers that need no values (View.ScanKeys). The summary of a block is made when the block is
+	// read. The block itself is treated as with once, so that it pushes out no summary.
+	summaries
+	// once is for readers that keep their own form of the values (View.ScanOnce). A block that was read is kept if
+	// there is room for it. Reading it again does not raise its rank in the cache.
 	once
 	// past bypasses all caches. It is for readers that read everything once.
 	past
@@ -48,14 +48,14 @@ func (c blockCache) Block(file string, block int) (*segment.Block, bool) {
 	if c.how == cached {
 		return c.blocks.Get(id)
 	}
-	if c.how == outlines {
-		if o, ok := c.outlines.Get(id); ok {
+	if c.how == summaries {
+		if o, ok := c.summaries.Get(id); ok {
 			return o, true
 		}
 	}
 	b, ok := c.blocks.Peek(id)
-	if ok && c.how == outlines {
-		c.keepOutline(id, b)
+	if ok && c.how == summaries {
+		c.keepSummary(id, b)
 	}
 	return b, ok
 }
@@ -68,18 +68,18 @@ func (c blockCache) Keep(file string, block int, b *segment.Block) {
 		return
 	}
 	c.blocks.Offer(id, ownerOf(b), b, int64(b.Bytes))
-	if c.how == outlines {
-		c.keepOutline(id, b)
+	if c.how == summaries {
+		c.keepSummary(id, b)
 	}
 }
 
-func (c blockCache) keepOutline(id blockID, b *segment.Block) {
-	o := outlineOf(b)
-	c.outlines.Add(id, ownerOf(b), o, int64(o.Bytes))
+func (c blockCache) keepSummary(id blockID, b *segment.Block) {
+	o := summaryOf(b)
+	c.summaries.Add(id, ownerOf(b), o, int64(o.Bytes))
 }
 
-// outlineOf returns the block without bodies, and without the long fields that no list shows: request id and author.
-func outlineOf(b *segment.Block) *segment.Block {
+// summaryOf returns the block without bodies, and without the long fields that no list shows: request id and author.
+func summaryOf(b *segment.Block) *segment.Block {
 	o := &segment.Block{Entries: slices.Clone(b.Entries)}
 	var decoder recordDecoder
 	var values []byte
@@ -96,7 +96,7 @@ func outlineOf(b *segment.Block) *segment.Block {
 		}
 		ends[i] = len(values)
 	}
-	values = bytes.Clone(values) // the unused capacity would be in no budget
+	values = bytes.Clone(values) // no budget would count the unused capacity
 	start := 0
 	for i, end := range ends {
 		o.Entries[i].Value = values[start:end:end]
@@ -106,8 +106,8 @@ func outlineOf(b *segment.Block) *segment.Block {
 	return o
 }
 
-// ownerOf is the cluster and namespace of a block's first row; most of the block's other rows have the same. It is
-// empty for a block of events, which mixes namespaces.
+// ownerOf is the cluster and namespace of a block's first row; most of the block's other rows have the same owner.
+// ownerOf is empty for a block of events, which mixes namespaces.
 func ownerOf(b *segment.Block) string {
 	if len(b.Entries) == 0 {
 		return ""

@@ -16,15 +16,15 @@ const (
 	// behindEvents and behindBytes: a view that is further behind than this reads the root before the tail.
 	behindEvents = 2000
 	behindBytes  = 2 << 20
-	// longEvents and longBytes: when the events since the last read of the root exceed these, the root is read again to
-	// shorten the tail.
+	// longEvents and longBytes: the root is read again when more events or bytes than these have come since the last
+	// read.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// readBytes is how much of the tail is read before it is published, gatherBytes how much of the tail one commit
-	// folds.
+	// readBytes is the size of a piece of the tail that is read and then published. gatherBytes is the size of the
+	// piece that one commit folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds the reads of one call that lead nowhere, because the log was purged or grew meanwhile.
+	// catchUpSteps bounds the reads of one call that bring no progress because the log was purged or grew meanwhile.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
@@ -36,7 +36,7 @@ const (
 // calls share one question to the log and one read of the tail.
 //
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
-// time commits once, within 5 s (relieve). Config.ReadOnly forbids it.
+// time commits once, within 5 s (relieve). Config.ReadOnly forbids such a commit.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	v, err := p.catchUp(ctx, func(*View) bool { return false })
 	if err != nil {
@@ -57,8 +57,8 @@ func (p *Projection) known() Revision {
 	return 0
 }
 
-// head asks the log for its bounds. A head below the known revision means that the log went back. Then head asks once
-// more, so that one stray answer does not stop the process.
+// head asks the log for its bounds. A head below the known revision means that the log went back, unless the answer was
+// wrong: so head asks twice.
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
 		b, err = p.config.Log.Head(ctx)
@@ -69,10 +69,10 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
 }
 
-// gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most, so a
+// gather returns a view for a commit. It always reads the root, but at most about gatherBytes of the tail, so a
 // projector that was away for long does not hold all of the tail.
 //
-// For a fence, a view of the events before an unreadable one is enough.
+// For a fence, a view of the events before an unreadable event is enough.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
 	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
 	if before := p.view.Load(); p.givesUp.Load() && before != nil && errors.Is(err, eventlog.ErrNowhere) {
@@ -81,8 +81,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 	return v, err
 }
 
-// catchUp returns a view that is not older than the log's head, or that satisfies enough. One caller reads for all that
-// wait.
+// catchUp returns a view that is not older than the log's head, or that satisfies enough. One caller reads for all
+// callers that wait.
 func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -161,13 +161,13 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 		return p.head(ctx, v.Revision())
 	}
 	if err == nil {
-		err = p.append(events, on)
+		err = p.extend(events, on)
 	}
 	return bounds, p.fail(err)
 }
 
-// behind reports whether the root should be read before the tail because much has come since the last read of the root.
-// It says so only once for each head, as the root may have nothing newer.
+// behind reports whether the root should be read before the tail because many events have come since the last read of
+// the root. behind returns true only once for each head, as the root may have nothing newer.
 func (v *View) behind(bounds eventlog.Bounds) bool {
 	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
@@ -179,9 +179,8 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 	return bounds.Head-max(v.Revision(), v.rootRead) > behindEvents || len(since) > longEvents || bytes > longBytes
 }
 
-// stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
-// there is a hole if a root that is read after the bounds ends before the log begins. A root that was read earlier
-// proves nothing.
+// stepRoot reads the root. When the log gave the bounds, a root had every event that the log had purged (invariant 5).
+// So there is a hole if a root that is read after the bounds ends before the log begins.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
@@ -208,7 +207,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	return nil
 }
 
-// reload reads the root, and publishes a view on it if it is newer than the current view's root.
+// reload reads the root, and publishes a view on it if it is new.
 func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 	known := p.known()
 	snap, err := p.readRoot(ctx)
@@ -221,9 +220,9 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 // errEnough stops a read that has seen enough.
 var errEnough = errors.New("enough of the tail")
 
-// readTail reads the events after the view's revision: up to the head, or some megabytes of them. It reads less if the
-// root may have more, so that a function far behind does not read what a snapshot holds. It never ends inside a batch.
-// It begins with the last known event, if the log still has that event, to compare it (invariant 9).
+// readTail reads the events after the view's revision: up to the head, or some megabytes of these events; fewer if a
+// newer root may hold these events. It never ends inside a batch. It begins with the last known event, if the log still
+// has that event, to compare it (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.at.Revision
 	if after > 0 && bounds.First <= after {
@@ -264,10 +263,10 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	return events, nil
 }
 
-// append publishes a view with the events, which must be contiguous and end with a batch. Events that the view already
-// has are compared with what it remembers of them. If the view's last event is among them, the view is proven on the
-// connection 'on', from which the events came. Events that do not follow the view are ignored.
-func (p *Projection) append(events []eventlog.Event, on uint64) error {
+// extend publishes a view with the events, which must be contiguous and end with a batch. Events that the view already
+// has are compared. If the view's last event is among them, the view is proven on the connection 'on', from which the
+// events came. Events that do not follow the view are ignored.
+func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 	_, err := p.publish(func(v *View) (*View, error) {
 		t, proven := v.tail, v.proven
 		for len(events) > 0 && events[0].Revision <= t.at.Revision {
@@ -348,7 +347,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 	return err
 }
 
-// publish replaces the current view, accounts for its tail in the budget, and wakes those that wait for a newer
+// publish replaces the current view, accounts for its tail in the budget, and wakes all callers that wait for a newer
 // revision. It passes an error of change to fail.
 func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	p.publishing.Lock()
@@ -378,7 +377,7 @@ func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 // again. A batch that does not follow the newest view is ignored.
 func (p *Projection) Learn(b eventlog.Batch) {
 	if v := p.view.Load(); v != nil && p.failed() == nil {
-		_ = p.append(b, v.proven) // fail remembers that the log went back, and the next call returns it
+		_ = p.extend(b, v.proven) // fail remembers that the log went back, and the next call returns it
 	}
 }
 
@@ -412,14 +411,14 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 }
 
-// Follow calls yield with a newer view whenever there is one. It returns the reason when ctx ends or yield fails. The
-// first view that it yields is newer than the revision. It may leave out views, but never the newest. All callers that
-// follow a projection, or wait for a revision, share one reader of the log. The projection must have had a view before.
+// Follow calls yield with a view newer than the revision, and again whenever there is a newer one, until ctx ends or
+// yield fails. It may leave out views, but never the newest. All callers share one reader of the log. The projection
+// must have had a view before.
 func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*View) error) error {
 	return p.follow(ctx, after, func(_ context.Context, v *View) error { return yield(v) })
 }
 
-// follow is Follow, with a context for yield that ends when the log can no longer be read.
+// follow does the work of Follow. It gives yield a context that ends when the log can no longer be read.
 func (p *Projection) follow(ctx context.Context, after Revision, yield func(context.Context, *View) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.readLog(ctx) })
@@ -445,8 +444,9 @@ func (p *Projection) follow(ctx context.Context, after Revision, yield func(cont
 	return group.Wait()
 }
 
-// readLog learns every event as it comes, if nobody else does, until ctx ends. If events leave the log before they are
-// seen, a root covers them (invariant 5), and readLog continues from that root.
+// readLog learns every event as it comes, until ctx ends. One caller at a time reads the log; the other callers wait.
+// If events leave the log before readLog has seen them, a root covers them (invariant 5), and readLog continues from
+// that root.
 func (p *Projection) readLog(ctx context.Context) error {
 	if err := p.following.enter(ctx); err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// If the log lost its end, or has another event where one is remembered, every call stops for good (invariant 9): on a
-// warm reader, a warm projector and a cold start.
+// TestALogThatWentBackIsNoticed: if the log lost its end, or has another event in place of a remembered event, every
+// later call fails (invariant 9): on a warm reader, on a warm projector and at a cold start.
 func TestALogThatWentBackIsNoticed(t *testing.T) {
 	for _, more := range []int{0, 3, 4, 9} { // events in the replaced log; the original had 4
 		t.Run(fmt.Sprint(more, " events"), func(t *testing.T) {
@@ -59,8 +59,8 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 	}
 }
 
-// TestFollowersAreToldOfALogThatWentBack: all followers end at once, whichever call found it out, although no event
-// comes: the one that reads the log for the others, and one that waits for its turn to read.
+// TestFollowersAreToldOfALogThatWentBack: all followers end at once, whichever call noticed the log's change, although
+// no event comes. One follower reads the log for the others, and one waits for its turn to read.
 func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -123,7 +123,7 @@ func TestALogPurgedPastTheRootIsAnError(t *testing.T) {
 	for i := range 5 {
 		c.put("a", fmt.Sprint(i))
 	}
-	require.NoError(t, c.log.Purge(c.ctx, 3)) // no process does that
+	require.NoError(t, c.log.Purge(c.ctx, 3)) // no process purges so much
 	_, err := c.another().Latest(c.ctx)
 	require.ErrorIs(t, err, ErrHole)
 }
@@ -137,7 +137,8 @@ func TestAnEmptiedBucketIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, errRootGone)
 }
 
-// A damaged byte anywhere in the bucket gives an error that names the object, and never a wrong answer.
+// TestDamageIsNamed: a damaged byte anywhere in the bucket gives an error that names the object, and never a wrong
+// answer.
 func TestDamageIsNamed(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 8 {
@@ -188,7 +189,8 @@ func objects(t *testing.T, c *cell) map[string][]byte {
 	return out
 }
 
-// If a segment disappears during a read, the reader reads the root again (invariant 7).
+// TestReadersSurviveACollectedSegment: if a segment disappears during a read, the reader reads the root again
+// (invariant 7).
 func TestReadersSurviveACollectedSegment(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 6 {
@@ -210,7 +212,8 @@ func TestReadersSurviveACollectedSegment(t *testing.T) {
 	require.Equal(t, []string{"n0", "n1", "n2", "n3", "n4", "n5"}, got)
 }
 
-// AtLeast waits for an event that comes, shares the wait, and otherwise gives up with ErrFuture.
+// TestAtLeastWaits: AtLeast waits for an event that comes, shares the wait with other callers, and returns ErrFuture if
+// no event comes.
 func TestAtLeastWaits(t *testing.T) {
 	c := newCell(t)
 	rev := c.put("a", "1")
@@ -257,7 +260,7 @@ func TestLearnSparesTheTailRead(t *testing.T) {
 	}
 }
 
-// A function that is far behind reads the root, and not the tail that the root covers.
+// TestFarBehindReadsTheRootFirst: a function that is far behind reads the root, and not the tail that the root covers.
 func TestFarBehindReadsTheRootFirst(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "0")
@@ -277,8 +280,8 @@ func TestFarBehindReadsTheRootFirst(t *testing.T) {
 	require.Len(t, v.tail.records, 1)
 }
 
-// The last event of a root is read again to be compared. The events after it must be read even if it exceeds the bytes
-// that one read may have before the root is read again.
+// TestTailBehindALargeEvent: the last event of a root is read again to be compared. The events after that event must be
+// read even if that event alone exceeds the bytes that one read may have before the root is read again.
 func TestTailBehindALargeEvent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -110,7 +110,7 @@ func (v *View) last(ctx context.Context, key eventlog.Key) (Row, bool, error) {
 	return row, true, err
 }
 
-// precondition is what a write of the key must expect of the log.
+// precondition is the revision that a write of the key must expect in the log.
 func (v *View) precondition(ctx context.Context, key eventlog.Key) (Revision, error) {
 	s, err := v.State(ctx, key)
 	return s.expected, err
@@ -156,7 +156,7 @@ func quiet(t testing.TB) {
 	t.Cleanup(func() { slog.SetDefault(was) })
 }
 
-// barrier appends a barrier, of which a replicated log has many.
+// barrier appends a barrier. A replicated log has many barriers.
 func (c *cell) barrier() {
 	c.t.Helper()
 	c.n++
@@ -173,7 +173,7 @@ func keysOf(t testing.TB, c *cell) map[string]bool {
 	return keys
 }
 
-// lax is a strict bucket without the rule on reads of deleted objects, for tests that read them on purpose.
+// lax is a strict bucket without the rule on reads of deleted objects, for tests that read deleted objects on purpose.
 type lax struct{ *memory.Bucket }
 
 func (b lax) Get(ctx context.Context, key string) (body []byte, etag string, err error) {
@@ -239,7 +239,7 @@ func (p *Projection) events(ctx context.Context, of Keys, after, upto Revision) 
 	}
 }
 
-// beginGeneration does what a collection does that deletes nothing because of its grace period.
+// beginGeneration does the work of a collection whose grace period lets it delete nothing.
 func (p *Projection) beginGeneration(ctx context.Context) error {
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
@@ -249,7 +249,8 @@ func (p *Projection) beginGeneration(ctx context.Context) error {
 	return err
 }
 
-// rewrite puts every key-ordered segment under a new name and deletes the old ones, as compaction and collection do.
+// rewrite puts every key-ordered segment under a new name and deletes the old segments, as compaction and collection
+// do.
 func rewrite(t testing.TB, c *cell, p *Projection) {
 	v := c.latest()
 	next := v.snap.draft()

@@ -16,15 +16,16 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// CheckpointRule keeps one root for each stretch of log time of length Every. Each is kept for the time Keep.
+// CheckpointRule keeps one root for each period of log time of length Every. Each of these roots is kept for the time
+// Keep.
 type CheckpointRule struct{ Every, Keep time.Duration }
 
 // DefaultCheckpoints keeps hourly roots for a day, and daily roots for a month.
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
 // checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. As long as the
-// newest root lists the checkpoint, nothing that the copy names is garbage. The copy names no event segment that ends
-// at or below its own floor. Otherwise the checkpoint would keep archived events for another History period.
+// newest root lists the checkpoint, nothing that the copy names is garbage. So the copy names no event segment of the
+// archive: the checkpoint would keep that segment for another History period.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -32,8 +33,7 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is the least number of checkpoints of an archive: one an hour in a week. Most revisions are read from a
-// checkpoint whose window reaches back to them. Any other is read by folding events onto the checkpoint before it.
+// archiveParts is the least number of checkpoints of an archive: one an hour in a week (docs/decisions/the-past.md).
 const archiveParts = 168
 
 // rules are the configured rules and the archive's own.
@@ -44,9 +44,9 @@ func (c *Config) rules() []CheckpointRule {
 	return append(slices.Clone(c.Checkpoints), CheckpointRule{Every: c.History / archiveParts, Keep: c.History})
 }
 
-// checkpoint writes a copy of the draft if a rule wants one, and lists it. It takes the checkpoints that no rule wants
-// any more off the list, so that they become garbage. If the draft does not win, its copy is garbage too, and the
-// copy's name is never used again.
+// checkpoint writes a copy of the draft if a rule wants one, and lists the copy. Checkpoints that no rule wants any
+// more leave the list, and become garbage. If the draft does not win, its copy is garbage too, and the copy's name is
+// never used again.
 func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	rules := p.config.rules()
 	if len(rules) == 0 {
@@ -66,9 +66,9 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root without the archive. With an error too it returns the name. The name contains
-// a sum of the content, so that another cell's checkpoint in its place is noticed. The nonce makes content and name
-// unique.
+// writeCheckpoint writes a copy of a root without the archive. It returns the name also with an error. The name
+// contains a sum of the content. By this sum a reader notices another cell's checkpoint under that name. The nonce
+// makes content and name unique.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints, copied.Nonce = nil, []byte(rand.Text())
@@ -84,7 +84,7 @@ func checkpointSum(body []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// due reports whether a stretch of some rule has no checkpoint yet.
+// due reports whether a new period of some rule has begun since the last checkpoint, or there is no checkpoint.
 func due(ascending []checkpoint, clock int64, rules []CheckpointRule) bool {
 	if len(ascending) == 0 {
 		return true
@@ -105,7 +105,8 @@ func (r *root) bases() []Revision {
 	return bases
 }
 
-// kept are the checkpoints to keep: the bases, and the first of each stretch while its rule keeps it.
+// kept are the checkpoints to keep: the bases, and the first checkpoint of each period of a rule, for as long as the
+// rule keeps this checkpoint.
 func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []Revision) (out []checkpoint) {
 	for i, c := range ascending {
 		wanted := slices.Contains(bases, c.Revision)
@@ -120,8 +121,8 @@ func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []R
 	return out
 }
 
-// checkpointed reads a checkpoint. ErrNotFound says that it is lost, ErrDamaged and ErrNewer that this process cannot
-// read its content.
+// checkpointed reads a checkpoint. ErrNotFound says that the checkpoint is lost, ErrDamaged and ErrNewer that this
+// process cannot read its content.
 func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, error) {
 	body, _, err := p.config.Bucket.Get(ctx, c.Key)
 	if err != nil {
@@ -146,8 +147,8 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	return r, nil
 }
 
-// DropCheckpoint takes a checkpoint off the root's list at an operator's request, because it or an object that it names
-// is damaged. The moments that need it can no longer be read. The objects that only it names become garbage.
+// DropCheckpoint takes a checkpoint off the root's list at an operator's request, because the checkpoint, or an object
+// that it names, is damaged. The moments that need the checkpoint can no longer be read.
 func (p *Projection) DropCheckpoint(ctx context.Context, key string) error {
 	listed := false
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
@@ -181,10 +182,10 @@ func (r *root) drop(keys []string) (dropped []string) {
 // needs says which objects a root and its checkpoints name.
 type needs struct {
 	named map[string]bool
-	// lost are the keys of checkpoints that are not in the bucket: nobody needs what they named.
+	// lost are the keys of checkpoints that are not in the bucket: nobody needs the objects that they named.
 	lost []string
-	// damaged says which checkpoints and pages cannot be read. They stay, since this reader may be at fault, or too
-	// old. They may name any segment up to the last revision of the newest of them, which is upto.
+	// damaged says which checkpoints and pages cannot be read. These objects stay, since this reader may be at fault,
+	// or too old. They may name any segment up to 'upto', the last revision of the newest of these objects.
 	damaged []error
 	upto    Revision
 }
@@ -201,7 +202,8 @@ func (n *needs) has(key string) bool {
 	return err == nil && last <= n.upto
 }
 
-// needed says what the root, its pages and its checkpoints name. It does not read the checkpoints in older.
+// needed returns the names of all objects that the root, its pages and its checkpoints name. It does not read the
+// checkpoints in older.
 func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*needs, error) {
 	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
@@ -244,8 +246,8 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 	return n, nil
 }
 
-// pastSnapshot is the snapshot of a checkpoint. It never changes. Segments that it has opened stay open while it is
-// kept.
+// pastSnapshot is the snapshot of a checkpoint. It never changes. Segments that the snapshot has opened stay open while
+// the snapshot is kept.
 func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot, error) {
 	if known, ok := p.pasts.Get(c.Key); ok {
 		return known, nil

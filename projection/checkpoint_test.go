@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A checkpoint keeps no archived event: events that the root has let go are garbage at once. This also holds for
-// checkpoints of earlier versions, which copied the archive. Every kept moment can still be read.
+// TestCheckpointsPinNoArchive: a checkpoint keeps no archived event: events that the root no longer names are garbage
+// at once. The same holds in a cell whose checkpoints are of an earlier version, which copied the archive into them.
+// Every kept moment can still be read.
 func TestCheckpointsPinNoArchive(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -35,7 +36,7 @@ func TestCheckpointsPinNoArchive(t *testing.T) {
 		require.Len(t, past.Events, min(i+1, 3), "those above the checkpoint's floor %d", past.Floor)
 		require.Greater(t, past.Events[0].MaxRevision, past.Floor)
 
-		// As an earlier version wrote it.
+		// An earlier version wrote the checkpoint so.
 		past.Events = c.latest().snap.root.Events[:i+1]
 		body = encodeRoot(past)
 		next.Checkpoints[i].Key += "-whole"
@@ -46,7 +47,7 @@ func TestCheckpointsPinNoArchive(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, before, 12)
 
-	// History no longer keeps what came before the sixth checkpoint, which reaches back to revision 3.
+	// History no longer keeps events before the sixth checkpoint, which reaches back to revision 3.
 	next.Checkpoints = next.Checkpoints[5:]
 	next.Horizon, next.Archive = next.Clock, next.Checkpoints[0].Time
 	c.forgetEvents(next.root)

@@ -26,7 +26,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// wrong is how far the log's time is wrong, by revision. Its own server in the bubble gives the right times.
+// wrong is how far the log's time is wrong, by revision. The log's own server, in the bubble, gives the right times.
 type wrong struct {
 	server *server.Server
 	by     sync.Map
@@ -50,8 +50,8 @@ type wrongConn struct {
 // delivery matches the reply subject of a consumer's message, which contains the revision and the time.
 var delivery = regexp.MustCompile(`(\$JS\.ACK\.\S+?\.\d+\.)(\d+)(\.\d+\.)(\d{19})(\.\d+ )`)
 
-// Read returns one line at a time, since headers are lines. It keeps the length of each line, because the length of all
-// headers was read already. This works because times are wrong by whole seconds.
+// Read returns one line at a time, since headers are lines. Read keeps the length of each line, because the length of
+// all headers was read already. The length stays the same because times are wrong by whole seconds.
 func (c *wrongConn) Read(b []byte) (int, error) {
 	if len(c.left) == 0 {
 		line, err := c.lines.ReadBytes('\n')
@@ -124,7 +124,7 @@ func inBubble(t *testing.T, test func(c *cell, w *wrong), change ...func(*Config
 	})
 }
 
-// warmed initializes, outside of the bubbles, what a process makes only once.
+// warmed makes, outside of the bubbles, everything that a process makes only once.
 func warmed(t *testing.T) {
 	file, _, err := sealRecords([]*record{{Event: eventlog.Event{Revision: 1}, span: 1}})
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func (c *cell) pass(minutes int) {
 	}
 }
 
-// healthy requires that the cell keeps exactly what a cell keeps after an event a minute for hours.
+// healthy requires that the cell keeps exactly as much as a cell that had an event a minute for hours.
 func (c *cell) healthy() {
 	c.t.Helper()
 	r := c.latest().snap.root
@@ -158,8 +158,8 @@ func (c *cell) healthy() {
 	require.WithinDuration(c.t, time.Now(), unixTime(r.Clock), 2*time.Minute)
 }
 
-// If the log's time is wrong for a moment, ahead or back, nothing expires that must be kept, and nothing stops
-// (invariant 12).
+// TestAWrongTimeOfTheLog: if the log's time is wrong for a moment, ahead or back, nothing expires that must be kept,
+// and nothing stops (invariant 12).
 func TestAWrongTimeOfTheLog(t *testing.T) {
 	for name, by := range map[string]time.Duration{"ahead": 48 * time.Hour, "ten years ahead": 10 * 365 * 24 * time.Hour, "back": -48 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestAWrongTimeOfTheLog(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, compactOnly(c.ctx, c.Projection))
 				require.True(t, c.sweepable())
-				time.Sleep(12 * time.Hour) // a quiet night ages by all of it
+				time.Sleep(12 * time.Hour) // after a quiet night everything is older by the whole night
 				c.pass(1)
 				require.LessOrEqual(t, int(c.latest().Revision()-c.latest().Floor()), 1)
 			}, keeping)
@@ -187,8 +187,8 @@ func TestAWrongTimeOfTheLog(t *testing.T) {
 	}
 }
 
-// A committing process whose clock is behind delays expiry, even after another process had the right time. A process
-// whose clock is ahead changes nothing.
+// TestAWrongClockOfACommittingProcess: a committing process whose clock is behind delays expiry, even after another
+// process had the right time. A process whose clock is ahead changes nothing.
 func TestAWrongClockOfACommittingProcess(t *testing.T) {
 	p := &Projection{config: Config{Retention: time.Hour, LogRetention: 10 * time.Minute, History: 24 * time.Hour}}
 	start := time.Now()
@@ -215,8 +215,9 @@ func TestAWrongClockOfACommittingProcess(t *testing.T) {
 	}
 }
 
-// leap commits an event with a wrong time, as an earlier Logplane did, which followed any log time. A process whose own
-// clock is wrong by as much still does.
+// leap commits an event with a wrong time, and the root's clock follows that time. In an earlier Logplane the root's
+// clock followed any log time. Now the root's clock follows a wrong time only if the process's own clock is wrong by as
+// much.
 func (c *cell) leap(w *wrong, by time.Duration, p *Projection) {
 	c.t.Helper()
 	w.by.Store(c.latest().Revision()+1, by)
@@ -239,7 +240,7 @@ func (c *cell) leap(w *wrong, by time.Duration, p *Projection) {
 	require.Greater(c.t, time.Until(unixTime(c.latest().snap.root.Clock)), by-time.Minute)
 }
 
-// After an operator sets back a clock that is ahead, everything goes on at once as on a healthy cell.
+// TestSetClockBack: after an operator sets back a clock that is ahead, the cell at once works like a healthy one.
 func TestSetClockBack(t *testing.T) {
 	for _, by := range []time.Duration{20 * time.Minute, 48 * time.Hour, 100 * 365 * 24 * time.Hour} {
 		for _, expired := range []bool{false, true} {
@@ -289,7 +290,8 @@ func TestSetClockBack(t *testing.T) {
 	}
 }
 
-// An operator whose own clock is behind sets back no right clock, because it is not ahead of the log's time.
+// TestSetClockBackByAWrongClock: an operator whose own clock is behind sets back no right clock, because a right clock
+// is not ahead of the log's time.
 func TestSetClockBackByAWrongClock(t *testing.T) {
 	now := time.Now()
 	r := &root{Clock: now.UnixNano(), Ring: []mark{{Revision: 1, Time: now.UnixNano()}}}
@@ -299,7 +301,7 @@ func TestSetClockBackByAWrongClock(t *testing.T) {
 	require.Equal(t, before.Ring, r.Ring)
 }
 
-// A fence sets back a clock that is ahead.
+// TestFenceSetsTheClockBack: a fence sets back a clock that is ahead.
 func TestFenceSetsTheClockBack(t *testing.T) {
 	inBubble(t, func(c *cell, w *wrong) {
 		c.pass(4 * 60)
@@ -315,8 +317,8 @@ func TestFenceSetsTheClockBack(t *testing.T) {
 	}, keeping)
 }
 
-// A time names the last revision up to which no event is later, even if some events have wrong times. The time of a
-// revision lies between those of its neighbours.
+// TestTimesAreExactAmongWrongOnes: a time names the last revision up to which no event is later, even if some events
+// have wrong times. The time of a revision lies between the times of its neighbours.
 func TestTimesAreExactAmongWrongOnes(t *testing.T) {
 	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -383,7 +385,8 @@ func (b *leaping) List(ctx context.Context, prefix string, yield func(bucket.Att
 	})
 }
 
-// An object with a time in the future, according to the bucket, does not make the others older.
+// TestAWrongTimeOfTheBucket: an object with a time in the future, according to the bucket, does not make the other
+// objects older.
 func TestAWrongTimeOfTheBucket(t *testing.T) {
 	c, _ := spilling(t, 3)
 	b := &leaping{lax: lax{c.bucket}}

@@ -12,16 +12,15 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Collect deletes the objects that no root names and that are older than the grace period. Ages are by the bucket's own
-// clock, which counts only as far as this process's clock has come. Collect returns how many objects it deleted. With
-// nothing to delete it writes nothing.
+// Collect deletes the objects that no root names and that are older than the grace period by the bucket's clock, and
+// returns how many. If there is nothing to delete, Collect writes nothing.
+//
 //  1. List the bucket. An object is a candidate if the root does not name it and it is a grace period older than the
-//     newest object. A commit in flight may still be about to name it.
+//     newest object. A commit in flight may still be about to name a candidate.
 //  2. Swap the root for one of the next generation. Every commit that began before loses its swap, and starts again
-//     with new names. The new root no longer lists lost checkpoints, which nobody can ever read. A crash after this
-//     stage leaves the garbage for the next collection.
-//  3. Delete the candidates that the new root does not name. A crash in the middle leaves the rest for the next
-//     collection.
+//     with new names. The new root no longer lists lost checkpoints, which nobody can ever read.
+//  3. Delete the candidates that the new root does not name. A crash before or in this stage leaves the candidates for
+//     the next collection.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
 	candidates, lost, err := p.garbage(ctx, grace)
 	if err != nil {
@@ -53,7 +52,7 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 }
 
 // deleteUnnamed deletes the objects that the root does not need, and returns how many. The objects are younger than the
-// checkpoints in older, so these are not read.
+// checkpoints in older, so these checkpoints are not read.
 func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string, older []checkpoint) (deleted int, err error) {
 	needed, err := p.needed(ctx, r, older)
 	if err != nil {

@@ -37,8 +37,8 @@ func spilling(t *testing.T, n int) (*cell, map[string]string) {
 	return c, want
 }
 
-// commitDuring commits an event whose row spills. Between the commit's last PUT and its swap it calls do, with another
-// projection that does not know the event. Then it requires everything that was committed.
+// commitDuring commits an event whose row spills. Between the commit's last PUT and its swap it calls do with another
+// projection, which does not know the event. Then it requires every committed value.
 func commitDuring(t *testing.T, do func(c *cell, other *Projection)) {
 	t.Helper()
 	c, want := spilling(t, 3)
@@ -64,8 +64,9 @@ func (c *cell) require(want map[string]string) {
 	}
 }
 
-// Garbage is collected while a compaction is between its last PUT and its swap. Its outputs are gone, and no root ever
-// names them (invariant 7). The generation is what reveals it.
+// TestCollectionDefeatsACompactionInFlight: garbage is collected while a compaction is between its last PUT and its
+// swap. The compaction's outputs are deleted, and no root ever names them (invariant 7). The generation reveals the
+// collection to the compaction.
 func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	m := c.latest().choose()
@@ -85,7 +86,7 @@ func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 	require.Len(t, c.latest().snap.runs, 1)
 }
 
-// late does something once before the first PUT of a segment, when all of its inputs were read.
+// late does something once before the first PUT of a segment, when all inputs of the segment were read.
 type late struct {
 	lax
 	do func()
@@ -99,8 +100,8 @@ func (b *late) Create(ctx context.Context, key string, body []byte) (string, err
 	return b.lax.Create(ctx, key, body)
 }
 
-// What a compaction or a join writes after another was faster is deleted at once, as it may contain data that was
-// forgotten meanwhile.
+// TestOvertakenWorkLeavesNothing: objects that a compaction or a join writes after another one was faster are deleted
+// at once, as they may contain data that was forgotten meanwhile.
 func TestOvertakenWorkLeavesNothing(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		config := func(c *Config) {
@@ -140,7 +141,7 @@ func TestOvertakenWorkLeavesNothing(t *testing.T) {
 	}
 }
 
-// The outputs of a compaction that has won are not deleted if the answer was lost.
+// TestDiscardSparesWhatIsNamed: the outputs of a compaction that has won are not deleted if the answer was lost.
 func TestDiscardSparesWhatIsNamed(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	out, err := c.merge(c.ctx, c.latest().choose())
@@ -152,7 +153,8 @@ func TestDiscardSparesWhatIsNamed(t *testing.T) {
 	c.require(want)
 }
 
-// The same for a commit that has written its segments: it starts again with new names.
+// TestCollectionDefeatsACommitInFlight: a collection defeats a commit that has written its segments, too: the commit
+// starts again with new names.
 func TestCollectionDefeatsACommitInFlight(t *testing.T) {
 	commitDuring(t, func(c *cell, other *Projection) {
 		n, err := other.Collect(c.ctx, 0)
@@ -161,7 +163,8 @@ func TestCollectionDefeatsACommitInFlight(t *testing.T) {
 	})
 }
 
-// A compaction is not discarded because others commit meanwhile: it is rebased.
+// TestACompactionIsRebased: a compaction is not discarded because others commit meanwhile: its outcome goes onto the
+// newer root.
 func TestACompactionIsRebased(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	stalled := &between{lax: lax{c.bucket}}
@@ -181,7 +184,7 @@ func TestACompactionIsRebased(t *testing.T) {
 	require.Len(t, c.latest().snap.runs, 4)
 }
 
-// If two projectors compact the same runs, one wins, and the other's outputs are deleted.
+// TestOneOfTwoCompactionsWins: if two projectors compact the same runs, one wins, and the other's outputs are deleted.
 func TestOneOfTwoCompactionsWins(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	stalled := &between{lax: lax{c.bucket}}
@@ -201,7 +204,7 @@ func TestOneOfTwoCompactionsWins(t *testing.T) {
 	c.require(want)
 }
 
-// Garbage younger than the grace period stays. If there is nothing to collect, nothing is written.
+// TestGraceIsKept: garbage younger than the grace period stays. If there is nothing to collect, nothing is written.
 func TestGraceIsKept(t *testing.T) {
 	c, _ := spilling(t, runsPerLevel)
 	_, err := c.Compact(c.ctx)
@@ -219,7 +222,8 @@ func TestGraceIsKept(t *testing.T) {
 	require.Equal(t, serial+1, c.latest().snap.root.Serial)
 }
 
-// The base is rewritten in parts. Parts without newer versions between their keys stay as they are.
+// TestTheBaseKeepsItsUntouchedParts: the base is rewritten in parts. Parts without newer versions between their keys
+// stay as they are.
 func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 	p, err := Open(Config{Log: newCell(t).log, Bucket: memory.New(), InlineBytes: 1})
 	require.NoError(t, err)
@@ -246,7 +250,8 @@ func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 	require.NoError(t, (&root{Segments: outputs.refs}).check())
 }
 
-// Deletions leave nothing behind once floor and purge point have passed them, but not before (invariant 11).
+// TestTombstonesGoLast: deletions leave nothing behind once floor and purge point have passed them, but not before
+// (invariant 11).
 func TestTombstonesGoLast(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")

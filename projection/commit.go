@@ -16,11 +16,11 @@ import (
 const (
 	// spillBytes is how many raw bytes of events go into one pair of segments, when one commit has more than that.
 	spillBytes = 16 << 20
-	// quietBarriers is how many barriers are worth a commit by themselves. With fewer, a cell that is only read writes
-	// no root.
+	// quietBarriers is how many barriers are worth a commit by themselves. Fewer barriers without another event write
+	// no root, so a cell that is only read writes few roots.
 	quietBarriers = 1000
 	// maxInflation bounds the decompressed inline bodies, which every reader of the root holds, to maxInflation times
-	// InlineBytes. Without it, bodies that compress to almost nothing would stay inline for good.
+	// InlineBytes. Without this bound, bodies that compress to almost nothing would stay inline forever.
 	maxInflation = 16
 )
 
@@ -30,7 +30,7 @@ const (
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	for more := true; more; {
 		var v *View
-		if v, more, err = p.commit(ctx); err != nil {
+		if v, more, err = p.commit(ctx, false); err != nil {
 			return applied, fmt.Errorf("commit: %w", err)
 		}
 		applied = v.Applied()
@@ -44,8 +44,23 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	return applied, nil
 }
 
+// Seal folds everything that the log has into the root, also a few barriers at its end, and returns the log's last
+// revision. Another log can then go on after that revision (eventlog.Log.Begin). The caller vouches that all writers
+// have stopped. Seal purges nothing.
+func (p *Projection) Seal(ctx context.Context) (last Revision, err error) {
+	for more := true; more; {
+		var v *View
+		if v, more, err = p.commit(ctx, true); err != nil {
+			return last, fmt.Errorf("fold the whole log: %w", err)
+		}
+		last = v.Applied()
+	}
+	return last, nil
+}
+
 // Found makes a cell's first root, before its log has events, and says whether it did. A log with events and a bucket
-// without a root do not belong to one cell: that is ErrNoRoot. If Found joined them, two cells would purge that log.
+// without a root do not belong to one cell: then Found fails with ErrNoRoot. If Found made a root there, two cells
+// would purge that log.
 func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		made = v.snap.etag == ""
@@ -67,23 +82,19 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 }
 
 // commit makes one commit up to its new root, from top to bottom. Purging, which only projectors may do, is left to
-// Commit. more says that there were too many events for one commit.
+// Commit. more says that there were too many events for one commit. all commits a few barriers too.
 //
-// Stages 2 to 6 make a draft, which nobody sees before stage 7.
-//
-//   - swap begins again with stage 1, ten times at most, if somebody else swaps the root first, or if one of the stages
-//     2 to 6 fails before anything was written.
-//   - Any other failure of these stages ends the commit, as does an error that would recur. The objects that they have
-//     written, under names that are never used again, are discarded, and Collect deletes the rest.
-//   - If stage 7 fails, only stage 7 is tried again, also by the next commit.
-func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
+// Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, swapRoot begins again with stage
+// 1, or discards the objects that were written; Collect deletes the rest. If stage 7 fails, only stage 7 is tried
+// again, also by the next commit.
+func (p *Projection) commit(ctx context.Context, all bool) (v *View, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
-		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may still be an old
-		//    one; stage 7 finds that out.
+		// 1. Catch up. swap has caught up: v is the newest state that this process knows. The view's root may still be
+		//    an old one; stage 7 finds that out.
 		goal = cmp.Or(goal, v.Revision())
 		more = v.tail.bytes >= gatherBytes
-		if v.Applied() >= goal || !v.dirty() { // another projector has committed it, or there is nothing to commit
+		if v.Applied() >= goal || !all && !v.dirty() { // another projector has committed it, or there is nothing to commit
 			return nil, nil
 		}
 		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap makes (put in
@@ -94,7 +105,7 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 	return v, more, err
 }
 
-// advance makes the draft that contains everything in the view. With an error too it returns the draft.
+// advance makes the draft that contains everything in the view. It returns the draft also with an error.
 func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	next := v.snap.draft()
 
@@ -163,8 +174,9 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	return &c, err
 }
 
-// appendRun appends a record that follows the applied revision. Its span also counts the barriers since then. Barriers
-// at the end of the list are merged into it, so that barriers alone never make the list longer.
+// appendRun appends a record that follows the applied revision. The record's span also counts the barriers since that
+// revision. Barriers at the end of the list are merged into the record, so that barriers alone never make the list
+// longer.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
 	last := len(records) - 1
@@ -180,7 +192,11 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
 	next.Inline, next.records = nil, nil
 	for len(records) > 0 {
-		n, bodies := portion(records)
+		n, bodies := 0, 0
+		for n < len(records) && bodies <= spillBytes {
+			bodies += len(records[n].Body)
+			n++
+		}
 		batch := records[:n]
 		records = records[n:]
 		file, sum, err := sealRecords(batch)
@@ -198,17 +214,8 @@ func (p *Projection) spill(ctx context.Context, next *draft, records []*record) 
 	return nil
 }
 
-// portion is how many of the records go into one pair of segments, and the bytes of their bodies.
-func portion(records []*record) (n, bodies int) {
-	for n < len(records) && bodies <= spillBytes {
-		bodies += len(records[n].Body)
-		n++
-	}
-	return n, bodies
-}
-
-// writeSegments writes the records to two segments and lists them in the draft. The one ordered by revision is given as
-// a finished file. The other is ordered by key.
+// writeSegments writes the records to two segments and lists both in the draft. The segment ordered by revision is
+// given as a finished file. writeRows makes the segment ordered by key.
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)
@@ -222,7 +229,7 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 	return p.writeRows(ctx, next, keyOrdered(records))
 }
 
-// writeRows writes key-ordered rows, if there are any, to a segment, and lists it in the draft as the newest.
+// writeRows writes key-ordered rows, if there are any, to a segment, and lists that segment in the draft as the newest.
 func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) error {
 	if len(rows) == 0 {
 		return nil
@@ -246,7 +253,7 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 	return nil
 }
 
-// create writes a segment under a new name. With an error too it returns the name: the segment may be there.
+// create writes a segment under a new name. It returns the name also with an error, because the segment may be there.
 func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
 		Key:  p.segmentKey(folder, Revision(sum.MinRevision), Revision(sum.MaxRevision)),

@@ -18,9 +18,9 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// Every bucket request of a commit that spills, first and later, × {fails, fails but persisted, the process dies there,
-// dies after}: a cold reader and the next commit see every acknowledged event (invariants 6, 7, 11). The test counts
-// the commit's own steps, and does not list them.
+// TestEveryStepOfCommitMayFail: a first commit and a later one spill. Each of their bucket requests in turn fails, or
+// fails but persists, or the process dies before or after the request. A cold reader and the next commit then see every
+// acknowledged event (invariants 6, 7, 11). The test counts the commit's own steps, and does not list them.
 func TestEveryStepOfCommitMayFail(t *testing.T) {
 	for _, fault := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		for _, dies := range []bool{false, true} {
@@ -38,8 +38,8 @@ func TestEveryStepOfCommitMayFail(t *testing.T) {
 	}
 }
 
-// failAt runs three commits. The given request, counted over all of them, fails. failAt returns how many requests there
-// were.
+// failAt runs three commits. The request with the given number, counted over all three, fails. failAt returns how many
+// requests there were.
 func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) int {
 	small := func(c *Config) { c.InlineBytes = inline }
 	c := newCell(t, small)
@@ -92,7 +92,8 @@ func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) i
 	return made
 }
 
-// Many projectors commit concurrently while events come: each event is applied once, in order (invariant 7).
+// TestProjectorsRace: many projectors commit concurrently while events come: each event is applied once, in order
+// (invariant 7).
 func TestProjectorsRace(t *testing.T) {
 	c := newCell(t)
 	var projectors, writers sync.WaitGroup
@@ -164,7 +165,8 @@ func increments(c *cell, name string, times int) {
 	}
 }
 
-// Concurrent readers, which share their questions to the log, go on while events come, are committed and purged.
+// TestReadersDuringCommits: concurrent readers share their questions to the log. Their reads succeed while events come,
+// are committed and are purged.
 func TestReadersDuringCommits(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 800 })
 	var readers sync.WaitGroup
@@ -243,7 +245,7 @@ func TestWhatCompressesSpills(t *testing.T) {
 	require.Len(t, c.Current().snap.inline, 1)
 }
 
-// A commit costs one PUT. Spilling costs two more.
+// TestCommitCostsOnePut: a commit costs one PUT. Spilling costs two more.
 func TestCommitCostsOnePut(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -257,8 +259,8 @@ func TestCommitCostsOnePut(t *testing.T) {
 	require.Equal(t, map[memory.Op]int{memory.OpReplace: 10}, puts)
 }
 
-// Floor and purge point move only by log time. One commit moves the floor by no more than twice the log time since the
-// previous root (invariant 12).
+// TestRetentionIsOfLogTime: floor and purge point move only by log time. One commit moves the floor by no more than
+// twice the log time since the previous root (invariant 12).
 func TestRetentionIsOfLogTime(t *testing.T) {
 	p, err := Open(Config{Log: new(eventlog.Log), Bucket: memory.New(), Retention: time.Hour, LogRetention: 10 * time.Minute})
 	require.NoError(t, err)
@@ -289,7 +291,7 @@ func TestRetentionIsOfLogTime(t *testing.T) {
 	floor := r.Floor
 	r = at(302, 101)
 	require.Equal(t, floor, r.Floor)
-	// A far too short retention does not move the floor faster than that.
+	// A far too short retention does not move the floor faster.
 	p.config.Retention = time.Second
 	r = at(303, 302)
 	require.LessOrEqual(t, int(r.Floor), int(floor)+4)
@@ -309,7 +311,8 @@ func TestRetentionPurgesTheLog(t *testing.T) {
 	require.Len(t, got, 1)
 }
 
-// The first root comes before the first event. A log with events and a bucket without a root belong to two cells.
+// TestFound: the first root comes before the first event. A log with events and a bucket without a root belong to two
+// cells.
 func TestFound(t *testing.T) {
 	c := newCell(t)
 	for _, first := range []bool{true, false} {

@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// runsPerLevel is how many runs of one level are merged into one of the next.
+	// runsPerLevel is how many runs of one level are merged into one run of the next level.
 	runsPerLevel = 8
 	// baseLevel is the level of the base.
 	baseLevel = 9
-	// partBytes is the size at which a part of a run is cut at the next key. At 5/4 of it the part is cut between two
-	// versions of a key. So a compaction holds a bounded number of bytes, and its PUTs are bounded.
+	// partBytes is the size at which a part of a run is cut at the next key. A part of 5/4 of this size is cut between
+	// two versions of a key. So a compaction holds a bounded number of bytes, and its PUTs are bounded.
 	partBytes = 8 << 20
-	// baseShare: the runs above the base are merged into it once they have 1/baseShare of its bytes.
+	// baseShare: the runs above the base are merged into the base once they have 1/baseShare of the base's bytes.
 	baseShare = 4
-	// manyEvents is how many event segments a root lists before neighbours among them are joined. If none can be
-	// joined, the oldest half moves to a page. A small cell needs neither.
+	// manyEvents is how many event segments a root lists before neighbours among them are joined, or the oldest half
+	// moves to a page.
 	manyEvents = 512
-	// joinAtLeast is how many segments are joined at least, joinedBytes the largest size of the result.
+	// joinAtLeast is the least number of segments that are joined. joinedBytes is the largest size of the result.
 	joinAtLeast = 16
 	joinedBytes = 8 << 20
 )
 
-// errOvertaken is wrapped when another projector has meanwhile compacted a compaction's inputs or collected its
-// outputs. What the compaction wrote is garbage.
+// errOvertaken is wrapped when another projector has meanwhile compacted a compaction's inputs or collected the
+// compaction's outputs. The objects that the compaction wrote are garbage.
 var errOvertaken = errors.New("another projector compacted or collected meanwhile")
 
 // merge is one compaction: adjacent runs become one.
@@ -42,18 +42,17 @@ type merge struct {
 	level  uint8
 	// events says that the inputs are event segments, whose events are joined into one segment.
 	events bool
-	// floor and purge say what may be dropped: only what was below them when the compaction began.
+	// floor and purge say which versions may be dropped: those below the floor and the purge point that were in force
+	// when the compaction began.
 	floor, purge Revision
-	// generation and forgets are the root's.
+	// generation and forgets are those of the root.
 	generation, forgets uint64
 }
 
-// Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
-// of processes. It commits its outcome onto the root that is then in the bucket, if that root still lists its inputs.
-// Otherwise its work is lost, which is not an error.
-//
-// If garbage was collected since it began, its outputs may have been taken for garbage. Then it writes them again under
-// new names. A broken run is an error, but other runs are merged all the same.
+// Compact merges runs if there are enough of them, and reports whether it did. It may run during commits, in any number
+// of processes. It commits its outcome onto the root that is then in the bucket, if that root still lists the inputs.
+// Otherwise the compaction's work is lost, which is not an error. A broken run is an error, but other runs are merged
+// all the same.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v, err := p.atHand(ctx)
 	if err != nil {
@@ -125,8 +124,8 @@ func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
 func (v *View) choose() *merge {
 	upper, base := splitBase(v.snap.runs)
 	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation, forgets: v.snap.root.Forgets}
-	// A tombstone must outlive its event. As long as the log has the event, writers must know it as the key's last
-	// event.
+	// A tombstone must outlive its event. As long as the log has the event, writers must know that the event is the
+	// key's last one.
 	if v.first > 0 {
 		m.purge = min(v.snap.root.Purge, v.first-1)
 	}
@@ -154,8 +153,8 @@ func (v *View) choose() *merge {
 	return nil
 }
 
-// neighbours picks adjacent event segments to be joined; nil if there are none. They belong to the archive, which only
-// requests of the past read.
+// neighbours picks adjacent event segments to be joined; nil if there are none. Event segments belong to the archive,
+// which only requests of the past read.
 func (v *View) neighbours() *merge {
 	if len(v.snap.events) < v.p.manyEvents {
 		return nil
@@ -210,8 +209,8 @@ func (r run) bytes() (n int64) {
 	return n
 }
 
-// merge writes the outputs. A part of the base stays as it is if no newer version lies between its keys. With an error
-// too merge returns the output so far.
+// merge writes the outputs. A part of the base stays as it is if no newer version lies between its keys. merge returns
+// the output so far also with an error.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)
@@ -225,7 +224,7 @@ func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 		heads = append(heads, h)
 	}
 	// The base's parts divide the keys into ranges; parts that share a key are in one range. Without a base there is
-	// one.
+	// one range.
 	for {
 		below, end := base, ""
 		for i := 1; i < len(base) && end == ""; i++ {
@@ -260,8 +259,7 @@ type output struct {
 }
 
 // mergeRange merges the versions of the runs and of some parts of the base, up to the key end, exclusive. It copies the
-// entries' values unchanged. The runs continue from range to range. Otherwise each run would be searched for every part
-// that it does not touch, and a large base has many parts.
+// entries' values unchanged. The runs continue from range to range, because a large base has many parts.
 func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end string) error {
 	touched := slices.ContainsFunc(upper, func(h *head) bool { return h.before(end) })
 	if !touched && len(below) > 0 {
@@ -301,8 +299,8 @@ func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end s
 	}
 }
 
-// headOf is a run at its first version. ofAll is the size of all runs that are read together with it; 0 if it is read
-// alone.
+// headOf is the head of a run, at the run's first version. ofAll is the size of all runs that are read together with
+// this run; 0 if the run is read alone.
 func headOf(ctx context.Context, r run, ofAll int64) (*head, error) {
 	h := &head{at: ^Revision(0), source: &runSource{parts: r, bytes: r.bytes(), ofAll: ofAll, through: past}}
 	return h, h.advance(ctx)
@@ -312,7 +310,7 @@ func headOf(ctx context.Context, r run, ofAll int64) (*head, error) {
 func (h *head) before(end string) bool { return h.ok && (end == "" || h.current.key < end) }
 
 // least is the head with the newest version of the least key before the end; nil if there is none. Versions are taken
-// one at a time, because a key may have any number of them.
+// one at a time, because a key may have any number of versions.
 func least(heads []*head, end string) (found *head) {
 	for _, h := range heads {
 		if !h.before(end) {
@@ -325,10 +323,9 @@ func least(heads []*head, end string) (found *head) {
 	return found
 }
 
-// survives says whether the next version of a key, newest first, is kept. Every version above the floor is kept, and so
-// is the newest one at or below it; atFloor says that this one was met. That one too is dropped if it is a tombstone,
-// nothing lies below it, and the log no longer has its event. A void row is kept while the log has its event (invariant
-// 11).
+// survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). atFloor
+// says that the newest version at or below the floor was seen. That version is dropped if it is a tombstone, nothing
+// lies below it, and the log no longer has its event. A void row is kept while the log has its event.
 func (m *merge) survives(n *version, atFloor *bool) bool {
 	switch {
 	case m.events:
@@ -406,7 +403,7 @@ func (m *merge) list(r *root) *[]segmentRef {
 }
 
 // position is where the root names the inputs: from (inclusive) to end (exclusive). It fails with errOvertaken unless
-// the root names all of them next to each other.
+// the root names all inputs next to each other.
 func (m *merge) position(r *root) (from, end int, err error) {
 	inputs, refs := slices.Concat(m.inputs...), *m.list(r)
 	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
@@ -443,8 +440,8 @@ func (o *output) commit(ctx context.Context) error {
 	return err
 }
 
-// renew writes the outputs again in a newer generation. A collector of an older generation does not know their new
-// names. renew reads the outputs back one at a time, so that a compaction never holds more than one.
+// renew writes the outputs again, one at a time, in a newer generation: a collector may have taken the old outputs for
+// garbage, and does not know the new names.
 func (o *output) renew(ctx context.Context, generation uint64) error {
 	for i := range o.footers {
 		old := o.footers[i].Key

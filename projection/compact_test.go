@@ -32,8 +32,9 @@ func incompressible(bytes int) string {
 	return string(b)
 }
 
-// A compaction that does not include the base keeps tombstones, however old they are. The base has the versions that
-// they hide, so a deleted object would otherwise return (invariant 11).
+// TestTombstonesHideWhatLiesBelow: a compaction that does not include the base keeps tombstones, however old they are.
+// The base has the versions that the tombstones hide. So without a tombstone a deleted object would return (invariant
+// 11).
 func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range runsPerLevel { // a base so large that few runs are not merged into it
@@ -61,8 +62,8 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
-// Whatever is merged, a part has about as many bytes as it may. This also holds for runs above the base, and for the
-// versions of one key. So what a compaction holds and sends at once does not grow.
+// TestEveryRunIsCut: whatever is merged, a part has about partBytes, also in runs above the base, and even if all its
+// versions are of one key. So the bytes that a compaction holds and sends at once do not grow.
 func TestEveryRunIsCut(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.partBytes = 64 << 10
@@ -102,8 +103,9 @@ func TestEveryRunIsCut(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// A tombstone stays for as long as the log has its event: a writer that does not know the event could never create the
-// object again. The root permits the purge, but only the log can say that it was purged.
+// TestTombstonesOutliveTheirEvents: a tombstone stays for as long as the log has its event: a writer that does not know
+// the event could never create the object again. The root permits the purge of the event, but only the log can say that
+// the event was purged.
 func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")
@@ -124,7 +126,8 @@ func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The same holds for the row of a void event: in the log that event is the key's last one.
+// TestVoidRowsOutliveTheirEvents: the row of a void event, too, stays for as long as the log has the event: in the log
+// that event is the key's last one.
 func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -145,7 +148,7 @@ func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	require.Equal(t, lost, expected, "what an update expects the log to hold")
 }
 
-// elsewhere is a bucket whose clock differs from this process's.
+// elsewhere is a bucket whose clock differs from this process's clock.
 type elsewhere struct {
 	lax
 	ahead time.Duration
@@ -158,7 +161,8 @@ func (b elsewhere) List(ctx context.Context, prefix string, yield func(bucket.At
 	})
 }
 
-// Only the bucket's clock decides how old garbage is, as it gave the objects their times.
+// TestGraceIsOfTheBucketsTime: only the bucket's clock decides how old garbage is, because that clock gave the objects
+// their times.
 func TestGraceIsOfTheBucketsTime(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		c, want := spilling(t, runsPerLevel)
@@ -192,8 +196,8 @@ func (b *yielding) Replace(ctx context.Context, key string, body []byte, etag st
 	return replaced, err
 }
 
-// An object that is garbage when a collection lists the bucket may be named by a commit before the collection's swap.
-// It stays (invariant 7).
+// TestCollectionSparesWhatWasNamedMeanwhile: an object that is garbage when a collection lists the bucket may be named
+// by a commit before the collection's swap. Such an object stays (invariant 7).
 func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	c, want := spilling(t, 3)
 	var collected int
@@ -211,8 +215,8 @@ func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	c.require(want)
 }
 
-// A cell is also tended if its projector is a function that a timer calls: its runs stay few, and the inputs of merges
-// are collected once they are old enough.
+// TestOnceTendsTheBucket: a cell is also tended if its projector is a function that a timer calls: the cell's runs stay
+// few, and the inputs of merges are collected once they are old enough.
 func TestOnceTendsTheBucket(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1; c.Grace = time.Nanosecond })
 	merges := 0
@@ -232,7 +236,8 @@ func TestOnceTendsTheBucket(t *testing.T) {
 	require.Less(t, len(keysOf(t, c)), 6*runsPerLevel, "each commit wrote two objects")
 }
 
-// TestCompactionReadsARunOnce: a run is not read again for each part of a large base, however few parts it touches.
+// TestCompactionReadsARunOnce: a run is not read again for each part of a large base, however few parts the run
+// touches.
 func TestCompactionReadsARunOnce(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "before the large ones")

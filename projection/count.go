@@ -7,8 +7,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Count is the number of rows that Scan would yield. It decodes no row. It does not even read a block of the oldest run
-// that lies between the keys of the newer runs and the tail, since the block states how many live keys it has.
+// Count is the number of rows that Scan would yield. It decodes no row. A block of the oldest run is not even read if
+// the newer runs and the tail have no key in the block's range: the index says how many live keys the block has.
 func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
 	err = v.at(ctx, Keys{start, end}, at, func(v *View) error {
 		n = 0
@@ -34,8 +34,8 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 	return n, err
 }
 
-// passBlocks lets the oldest run skip the blocks in whose key range no other source has a key. It returns the counter
-// of those blocks' live keys.
+// passBlocks lets the oldest run skip the blocks in whose key range no other source has a key. It returns a counter, to
+// which each skipped block adds its live keys.
 func (m *merged) passBlocks() *int {
 	passed := new(int)
 	if len(m.heads) < 2 { // the first head is the root's own rows
@@ -53,19 +53,19 @@ func (m *merged) passBlocks() *int {
 		return key
 	}
 	source.pass = func(s *runSource) {
-		if s.parts[0].ref.MaxRevision <= oldest.at { // each block's newest versions are those to count
+		if s.parts[0].ref.MaxRevision <= oldest.at { // the newest version of each key counts at this revision
 			*passed += s.cursor.CountBlocks(limit)
 		}
 	}
 	return passed
 }
 
-// fewEvents is a number of events that cost no more to look at than to count the rows.
+// fewEvents is how many events can be read at no more cost than counting the rows.
 const fewEvents = 1000
 
-// CountFrom is Count for callers that know the number of rows at another revision. It counts what was added and deleted
-// between the two revisions. It falls back to Count if the known revision is below the floor. It does so too if there
-// may be more events in between than rows, because Count skips most of the rows.
+// CountFrom is Count for callers that know the number of rows at another revision. It counts the additions and
+// deletions between the two revisions. It falls back to Count if the known revision is below the floor. It also falls
+// back if there may be more events than rows between the two revisions, because Count skips most of the rows.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
 	if first < v.Floor() || last > v.Revision() || last-first > Revision(known)+fewEvents {

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestCountsOfBlocks: a count decodes only the blocks of the oldest run that share keys with something newer.
+// TestCountsOfBlocks: a count decodes only the blocks of the oldest run that share keys with newer runs or the tail.
 func TestCountsOfBlocks(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	const objects = 400
@@ -70,7 +70,7 @@ func TestCountsOfBlocks(t *testing.T) {
 }
 
 // TestCountFromFarAway: a number of rows that was known long ago is not used if there may be more events since then
-// than rows. The test gives a wrong number, which shows whether it was used.
+// than rows. The test gives a wrong number, so that the count shows whether that number was used.
 func TestCountFromFarAway(t *testing.T) {
 	c := newCell(t)
 	const rows, wrong = 5, 100
@@ -104,7 +104,7 @@ func TestOldSegmentsAreCounted(t *testing.T) {
 	require.NoError(t, err)
 	limit := func() string { return "" }
 	require.Positive(t, r.Scan("", "").CountBlocks(limit))
-	old, err := segment.OpenBytes("old", readFixture(t, "keys"))
+	old, err := segment.OpenBytes("old", readFixture(t, "v1", "keys"))
 	require.NoError(t, err)
 	require.Zero(t, old.Scan("", "").CountBlocks(limit))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// fate is what happens to one step.
+// fate is the outcome of one step.
 type fate int
 
 const (
@@ -109,7 +109,7 @@ func (s *stepped) List(ctx context.Context, prefix string, yield func(bucket.Att
 	return s.step("list", func() error { return s.Bucket.List(ctx, prefix, yield) })
 }
 
-// crashScene is an action of a projector or an operator, in a cell where the action has all of its steps.
+// crashScene is an action of a projector or an operator, in a cell that makes the action take all of its steps.
 type crashScene struct {
 	name   string
 	config func(*Config)
@@ -120,8 +120,8 @@ type crashScene struct {
 	// indexed: footers go to idx objects at once. joins: enough event segments were committed to join some. pages: the
 	// root lists few event segments, and a page lists others.
 	indexed, joins, pages bool
-	// fence: the scene ends the epoch of every process. The operator fences again, in a new process, until the cell
-	// opens.
+	// fence: the scene ends the epoch of every process. Then the operator fences again, in a new process, until the
+	// cell opens.
 	fence bool
 }
 
@@ -153,7 +153,8 @@ func retainAll(ctx context.Context, p *Projection) error {
 	return p.Retain(ctx, v.Applied()-3, v.Applied()-2)
 }
 
-// compactAgain is a compaction during which another process collects other garbage. So its outputs are written again.
+// compactAgain is a compaction during which another process collects other garbage. So the outputs of the compaction
+// are written again.
 func compactAgain(ctx context.Context, p *Projection) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -282,7 +283,7 @@ func (scene *crashScene) run(t *testing.T, at int, f fate) (*random, *stepped) {
 	}
 	if scene.fence {
 		r.open(scene)
-	} else if !s.dead { // the process lives on
+	} else if !s.dead { // the process continues
 		require.NoError(t, scene.act(r.ctx, p))
 	}
 	return r, s
@@ -305,7 +306,7 @@ func (r *random) open(scene *crashScene) {
 	require.Fail(r.t, "the cell does not open")
 }
 
-// readable requires that a new process reads every revision from the floor to the head as the model has it.
+// readable requires that a new process reads every revision from the floor to the head as in the model.
 func (r *random) readable(config func(*Config)) *Projection {
 	p := r.over(r.bucket, config)
 	v, err := p.Latest(r.ctx)
@@ -323,9 +324,9 @@ func (r *random) readable(config func(*Config)) *Projection {
 	return p
 }
 
-// Every step of a projector fails, fails but persists, or is the last of its process (invariant 6). Each time the cell
-// opens, no acknowledged event is missing, and the check finds nothing. The next projector goes on and leaves no
-// garbage. The steps are taken from a run without faults.
+// TestCrashTable: every step of a projector fails, fails but persists, or is the last of its process (invariant 6).
+// Afterwards the cell always opens, no acknowledged event is missing, and the check finds nothing. The next projector
+// continues the work and leaves no garbage. A run without faults shows which steps there are.
 func TestCrashTable(t *testing.T) {
 	quiet(t)
 	for _, scene := range crashScenes {
@@ -349,7 +350,7 @@ func TestCrashTable(t *testing.T) {
 	}
 }
 
-// goOn requires that everything is there, and that it stays there when the cell goes on.
+// goOn requires that no event is missing, also after the cell's next writes and jobs, and that these leave no garbage.
 func (scene *crashScene) goOn(t *testing.T, r *random) {
 	p := r.readable(scene.set)
 	for range 3 {
@@ -366,8 +367,8 @@ func (scene *crashScene) goOn(t *testing.T, r *random) {
 	}
 }
 
-// The scenes take every step that the code has. They write every kind of object that the code counts, and create and
-// delete objects in every folder that it collects.
+// TestTheCrashTableIsWhole: the scenes take every step that the code has. They write every kind of object that the code
+// counts, and create and delete objects in every folder that the code collects.
 func TestTheCrashTableIsWhole(t *testing.T) {
 	quiet(t)
 	before := countWritings()

@@ -30,7 +30,7 @@ const (
 	eventsOfNode  = 20
 )
 
-// keep runs through the day, and returns how many bytes the bucket then has, in all and by folder.
+// keep runs through the day, and returns how many bytes the bucket has afterwards, in all and by folder.
 func (d *day) keep() (total int64, by map[string]int64) {
 	for h := range d.hours {
 		began := time.Now()
@@ -99,9 +99,9 @@ func (d *day) append(writes []eventlog.Write) {
 	}
 }
 
-// TestDayOfHistory keeps a day of a cell's history: LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes. It prints
-// what the bucket takes without history, with it, and with rules (docs/run/cost.md). A short run requires that rules
-// save events.
+// TestDayOfHistory keeps a day of a cell's history: LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes. It prints the
+// size of the bucket without history, with history, and with rules (docs/run/cost.md). A short run only requires that
+// rules make the events smaller.
 func TestDayOfHistory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

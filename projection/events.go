@@ -26,9 +26,8 @@ func PrefixEnd(prefix string) string {
 
 func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || key < k.End) }
 
-// EventsOf yields every non-void event of the keys in (after, upto] in order, from event segments and then from the
-// tail. The view must have the revision upto. Events of other keys are skipped without being decoded. EventsOf fails
-// with ErrExpired when part of the range is below the floor.
+// EventsOf yields every non-void event of the keys in (after, upto] in order. The view must have the revision upto.
+// EventsOf fails with ErrExpired when part of the range is below the floor.
 func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		// If a segment was collected, the floor is checked against the last event read. So a reader that was overtaken
@@ -46,12 +45,12 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 type taker struct {
 	// yield gets the events of the keys. If it returns false, reading ends.
 	yield func(eventlog.Event) bool
-	// looked is told of each event that was read, also of other keys, and of the bytes that it took. If it returns
-	// false, reading ends. It is nil for readers that read everything.
+	// looked is called for each event that was read, also for events of other keys, with the bytes that the event took.
+	// If it returns false, reading ends. It is nil for readers that read everything.
 	looked func(at Revision, bytes int) bool
 }
 
-// done reports an event that was read to looked. It returns false if reading is to end.
+// done calls looked for an event that was read. done returns false if reading is to end.
 func (t taker) done(at Revision, bytes int) bool { return t.looked == nil || t.looked(at, bytes) }
 
 // events takes the events in (*after, upto] and advances after.
@@ -83,9 +82,8 @@ const indexBytes = 4 << 20
 func (s *snapshot) byRows(events *part) bool { return events.ref.MinRevision > s.root.Floor }
 
 // revisionsOf returns the revisions in (after, upto] of the keys' events in segments above the floor, ascending. It
-// returns nil if reading the rows for them would take more than half of the bytes of those segments. For readers that
-// do not read everything (all is false) it also returns nil if the rows exceed indexBytes. For a range of one revision
-// there is nothing to find out.
+// returns nil if reading the rows for these revisions would take more than half of the bytes of the event segments. For
+// readers that do not read everything (all is false), it also returns nil if the rows would take more than indexBytes.
 func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, all bool) ([]Revision, error) {
 	after = max(after, s.root.Floor)
 	if of == (Keys{}) || upto <= after+1 {
@@ -139,7 +137,7 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 // and decodes only the blocks that have these revisions.
 func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after *Revision, upto Revision, take taker) error {
 	last, given := min(r.ref.MaxRevision, upto), revisions != nil
-	if *after >= last { // a segment before has advanced it
+	if *after >= last { // an earlier segment has advanced 'after' so far
 		return nil
 	}
 	search := func(rev Revision) int {
@@ -197,7 +195,7 @@ func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after 
 	return follows(last, uint64(last-r.ref.MinRevision)+1, after)
 }
 
-// deliver takes records, which must follow the revision after without a hole.
+// deliver takes records, which must follow the revision 'after' without a hole.
 func deliver(records []*record, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
@@ -216,7 +214,7 @@ func deliver(records []*record, of Keys, after *Revision, upto Revision, take ta
 	return nil
 }
 
-// follows advances after to a record that spans this many revisions. It fails if there is a hole before the record.
+// follows advances 'after' to a record that spans this many revisions. It fails if there is a hole before the record.
 func follows(rev Revision, span uint64, after *Revision) error {
 	if rev-Revision(span) > *after {
 		return fmt.Errorf("read events: a hole between revisions %d and %d", *after, rev)

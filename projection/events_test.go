@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// TestEventsOfFewKeys: a reader of few keys' events reads only the event segments that have them, or all segments if
-// that takes less. It finds the same events as a reader of everything.
+// TestEventsOfFewKeys: a reader of few keys' events reads only the event segments that have these events, or all event
+// segments if this takes fewer bytes. The reader finds the same events as a reader of everything.
 func TestEventsOfFewKeys(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -76,8 +76,9 @@ func TestEventsOfFewKeys(t *testing.T) {
 	}
 }
 
-// TestArchivedTellsWhatItLooksAt: a reader of some archived events is told of the others too, and may stop there and
-// continue later. Above the floor, events of few keys are found by their rows, wherever the range begins.
+// TestArchivedTellsWhatItLooksAt: a reader of some archived events is told of the other events too, and may stop at any
+// of them and continue later. Above the floor, the events of few keys are found by the keys' rows, wherever the range
+// begins.
 func TestArchivedTellsWhatItLooksAt(t *testing.T) {
 	quiet(t)
 	c := newCell(t, func(c *Config) { c.InlineBytes, c.History = 1, time.Hour })
@@ -136,8 +137,8 @@ func TestArchivedTellsWhatItLooksAt(t *testing.T) {
 	require.Equal(t, own, got)
 }
 
-// The events of a moment between two checkpoints are in the newest root's archive. If its segments were joined and
-// collected since, the root is read again.
+// TestEventsOfThePastAfterAJoin: the events of a moment between two checkpoints are in the newest root's archive. If
+// the segments of the archive were joined and collected since, the root is read again.
 func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	keeping := func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 }
 	c := newCell(t, keeping)
@@ -166,7 +167,7 @@ func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	require.Equal(t, moment, next)
 }
 
-// A large event segment is not joined, and its neighbours are not joined across it.
+// TestJoinAroundALargeSegment: a large event segment is not joined, and its neighbours are not joined across it.
 func TestJoinAroundALargeSegment(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 })
 	small := func(n int) {

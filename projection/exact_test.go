@@ -32,8 +32,9 @@ func replaced(t *testing.T, c *cell) {
 	require.NotZero(t, n)
 }
 
-// A write is computed from one view, whatever root its segments are read from. Here, before the write reads its state,
-// another process changes the object, and everything that the view's root names is collected (invariant 13).
+// TestStateComesFromOneView: a write is computed from one view, whatever root names the segments that are read. Here,
+// before the write reads its state, another process changes the object, and everything that the view's root names is
+// collected (invariant 13).
 func TestStateComesFromOneView(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)
@@ -71,7 +72,7 @@ func TestStateComesFromOneView(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// Writes of two views cannot be one append.
+// TestAppendTakesOneView: writes of two views cannot be one append.
 func TestAppendTakesOneView(t *testing.T) {
 	c := newCell(t)
 	old := c.latest()
@@ -83,8 +84,8 @@ func TestAppendTakesOneView(t *testing.T) {
 	require.ErrorContains(t, err, "another view")
 }
 
-// Nothing is appended from a view that is old by either clock. Events after the view may have left the log, and then no
-// precondition reveals that the write has lost.
+// TestNothingIsAppendedFromAnOldView: nothing is appended from a view that is old by either clock. Events after the
+// view may have left the log, and without these events no precondition reveals that the write has lost.
 func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -110,8 +111,8 @@ func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 	}
 }
 
-// If the log went back, it may have another event in place of one that a write is computed from. So nothing is appended
-// on another connection than the one on which the view was proven.
+// TestNothingIsAppendedOnAnotherConnection: if the log went back, it may have another event in place of an event from
+// which a write is computed. So nothing is appended on another connection than the one on which the view was proven.
 func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
 	c, s := onDisk(t, t.TempDir())
 	conn, link := eventlogtest.ConnectThrough(t, s)
@@ -135,8 +136,8 @@ func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The precondition is the revision of the key's last event, even if that event is void, but only as long as the log has
-// it.
+// TestStateExpectsVoidEvents: the precondition is the revision of the key's last event, even if that event is void, but
+// only as long as the log has that event.
 func TestStateExpectsVoidEvents(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -162,8 +163,8 @@ func TestStateExpectsVoidEvents(t *testing.T) {
 	check(0)
 }
 
-// A view never ends inside a batch, however its events were learned, by two followers, one projector and readers at
-// once.
+// TestViewsHoldWholeBatches: a view never ends inside a batch, however its events were learned. Here two followers, one
+// projector and readers learn events at the same time.
 func TestViewsHoldWholeBatches(t *testing.T) {
 	c := newCell(t)
 	c.latest()
@@ -217,7 +218,7 @@ func TestViewsHoldWholeBatches(t *testing.T) {
 	all.Wait()
 }
 
-// A tail that is too long for one read is cut at the end of a batch.
+// TestLongTailsAreCutBetweenBatches: a tail that is too long for one read is cut at the end of a batch.
 func TestLongTailsAreCutBetweenBatches(t *testing.T) {
 	c := newCell(t)
 	body := []byte(strings.Repeat("x", 100<<10))
@@ -257,8 +258,8 @@ func (b *afterRoot) Get(ctx context.Context, key string) ([]byte, string, error)
 	return body, etag, err
 }
 
-// A root that was read before another process committed and purged does not prove a hole. Here a request ends between
-// its reads of the root and of the tail, and the next request reads the root again.
+// TestAnOldRootProvesNoHole: a root does not prove a hole if another process committed and purged after the root was
+// read. Here a request ends between its reads of the root and of the tail, and the next request reads the root again.
 func TestAnOldRootProvesNoHole(t *testing.T) {
 	c := newCell(t)
 	for range 5 {
@@ -283,8 +284,8 @@ func TestAnOldRootProvesNoHole(t *testing.T) {
 	require.Equal(t, head, v.Revision())
 }
 
-// Only the fold's rule decides what is part of the history. An event of an older epoch is not, nor is a change without
-// a base, whoever asks.
+// TestValid: only the fold's rule decides which events are part of the history. An event of an older epoch is not part
+// of the history, and neither is a change without a base. All callers get the same answer.
 func TestValid(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -341,7 +342,8 @@ func (b *beforeEvents) GetRange(ctx context.Context, key string, offset, length 
 	return b.Bucket.GetRange(ctx, key, offset, length)
 }
 
-// A time has expired if its events disappear while they are searched for. It does not count as a missing segment.
+// TestRevisionAtExpires: a time has expired if its events disappear during the search for them. Such a disappearance
+// does not count as a missing segment.
 func TestRevisionAtExpires(t *testing.T) {
 	c, _ := spilling(t, 6)
 	p := c.over(&beforeEvents{Bucket: lax{c.bucket}, do: func() {
@@ -354,7 +356,7 @@ func TestRevisionAtExpires(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// When a checkpoint has expired, the names that it pinned are forgotten.
+// TestPinsEndWithTheirCheckpoint: when a checkpoint has expired, the names that it pinned are forgotten.
 func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.Checkpoints = []CheckpointRule{{Every: time.Nanosecond, Keep: time.Nanosecond}} })
 	for i := range 5 {
@@ -369,7 +371,7 @@ func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	require.Less(t, pinned, 5)
 }
 
-// A block that is larger than the cache pushes out no other.
+// TestABlockLargerThanTheCache: a block that is larger than the cache pushes out no other block.
 func TestABlockLargerThanTheCache(t *testing.T) {
 	c := newBlockCache(cache.NewBudget(1100))
 	c.Keep("a", 0, &segment.Block{Bytes: 600})
@@ -380,8 +382,8 @@ func TestABlockLargerThanTheCache(t *testing.T) {
 	require.False(t, ok)
 }
 
-// An outline takes the memory that it counts, and keeps no value of the block.
-func TestOutlinesTakeLittle(t *testing.T) {
+// TestSummariesTakeLittle: a summary takes the memory that it counts, and keeps no value of the block.
+func TestSummariesTakeLittle(t *testing.T) {
 	var entries []segment.Entry
 	for i := range 50 {
 		r := newRecord(eventlog.Event{RequestID: strings.Repeat("r", 36), Write: eventlog.Write{
@@ -390,7 +392,7 @@ func TestOutlinesTakeLittle(t *testing.T) {
 		r.Revision = Revision(i + 1)
 		entries = append(entries, r.keyEntry())
 	}
-	o := outlineOf(&segment.Block{Entries: entries})
+	o := summaryOf(&segment.Block{Entries: entries})
 	require.Less(t, o.Bytes, 50*200)
 	held, decoder := len(o.Entries)*int(unsafe.Sizeof(segment.Entry{})), recordDecoder{}
 	for i, e := range o.Entries {
@@ -407,15 +409,16 @@ func TestOutlinesTakeLittle(t *testing.T) {
 	require.NotSame(t, first, unsafe.SliceData(o.Entries[0].Value))
 }
 
-// A block that is read once, or for an outline, is the first to be dropped, however often it is read so.
+// TestReadOncePushesOutNothing: a block that was read by a once or a summaries reader is the first to be dropped,
+// however often such readers read it.
 func TestReadOncePushesOutNothing(t *testing.T) {
 	budget := cache.NewBudget(1 << 20)
 	c := newBlockCache(budget)
-	single, outline := c, c
-	single.how, outline.how = once, outlines
+	single, summary := c, c
+	single.how, summary.how = once, summaries
 	c.Keep("used", 0, &segment.Block{Bytes: 100})
 	for range 2 {
-		for _, through := range []segment.Cache{single, outline} {
+		for _, through := range []segment.Cache{single, summary} {
 			_, ok := through.Block("once", 0)
 			if !ok {
 				through.Keep("once", 0, &segment.Block{Bytes: 100})
@@ -431,8 +434,8 @@ func TestReadOncePushesOutNothing(t *testing.T) {
 	require.True(t, found)
 }
 
-// A projector that starts while the bucket refuses writes keeps trying, and readers go on meanwhile. A fault that an
-// operator must repair ends the projector.
+// TestAProjectorOutlivesABucketThatFails: a projector that starts while the bucket refuses writes keeps trying, and
+// readers still work meanwhile. A fault that an operator must repair ends the projector.
 func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -449,7 +452,7 @@ func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, time.Millisecond) }()
-	for range swapAttempts + 1 { // it has started over
+	for range swapAttempts + 1 { // the projector has started over
 		<-tried
 	}
 	require.Equal(t, head, c.latest().Revision())
@@ -463,7 +466,7 @@ func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 
 	c.put("a", "2")
 	c.put("a", "3")
-	require.NoError(t, c.log.Purge(c.ctx, head+1)) // no process does that
+	require.NoError(t, c.log.Purge(c.ctx, head+1)) // no process purges so much
 	require.ErrorIs(t, c.another().Run(c.ctx, time.Millisecond), ErrHole)
 }
 
@@ -474,8 +477,8 @@ func (b *refusing) Replace(context.Context, string, []byte, string) (string, err
 	return "", errors.New("503 Slow Down")
 }
 
-// A projector whose log is gone for good returns an error, even while the bucket refuses the root or while it waits for
-// its pace.
+// TestAProjectorEndsWithItsLog: a projector whose log is gone returns an error, even while the bucket refuses the root
+// or while the projector waits for its next commit.
 func TestAProjectorEndsWithItsLog(t *testing.T) {
 	quiet(t)
 	for name, b := range map[string]func(*cell) bucket.Bucket{

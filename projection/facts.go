@@ -10,62 +10,44 @@ import (
 )
 
 // Fact is a hash of something that is true of a row, such as that it has a label. The projection knows nothing else
-// about it.
+// about the row's value.
 type Fact uint16
 
-// Selection says by facts which rows are wanted. If the facts of a block are known and exclude it, the block is neither
-// read nor decompressed, unless it may hide older versions that are wanted.
+// Selection says by facts which rows are wanted. If the known facts of a block exclude the block, it is neither read
+// nor decompressed, unless it may hide older versions that are wanted.
 type Selection struct {
 	// Kind names the function Facts: for one kind, the facts of a row are always the same.
 	Kind string
-	// Facts returns the facts of all rows of a block, in any order. It returns false if it cannot tell the facts of one
-	// of them. It must be safe for concurrent use.
+	// Facts returns the facts of all rows of a block, in any order. Facts returns false if it cannot tell the facts of
+	// some row. Facts must be safe for concurrent use.
 	Facts func(rows iter.Seq[Row]) (facts []Fact, ok bool)
 	// Demands are sets of facts. A wanted row has at least one fact of each set.
 	Demands [][]Fact
 }
 
 const (
-	// factShare: facts have a budget of their own, 1/factShare of that of the caches. In a shared budget, the blocks
-	// that the first list reads would push out the facts by which the next list avoids reading blocks.
+	// factShare: facts have a budget of their own, 1/factShare of the caches' budget (docs/decisions/memory.md).
 	factShare = 8
-	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are kept. With
-	// 1024 of the 65536 possible facts, a fact is in one of sixty blocks by chance, which is then read for nothing.
+	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If a block has more, none are kept.
+	// With 1024 of the 65536 possible facts, one block of sixty has a fact by chance, and is then read for nothing.
 	mostFacts = 1024
-	// segmentOverhead and blockOverhead are about what facts take besides themselves.
+	// segmentOverhead and blockOverhead are rough numbers of the bytes that facts take in addition to their values.
 	segmentOverhead, blockOverhead = 512, 32
 )
 
-// factCache keeps facts within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It is safe
-// for concurrent use.
-type factCache struct {
-	*cache.Cache[factsID, *facts]
-}
+// factCache keeps facts. Segments are immutable, so nothing is ever invalidated.
+type factCache = cache.Cache[factsID, *facts]
 
 type factsID struct{ kind, file string }
 
-// facts are the facts of each of a segment's blocks, sorted; nil before they are known.
+// facts are the sorted facts of each block of a segment. A block's pointer is nil before its facts are known.
 type facts []atomic.Pointer[[]Fact]
 
 // anything stands for the facts of a block whose rows may have any fact.
 var anything = new([]Fact)
 
-func newFactCache(of *cache.Budget) *factCache {
-	return &factCache{cache.New[factsID, *facts](of)}
-}
-
-// filter is the filter of a segment for a selection. older are the runs with older versions of its keys.
-func (c *factCache) filter(file string, blocks int, wanted *Selection, older []run) *filter {
-	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}, older: older}
-	known, ok := c.Get(f.id)
-	if !ok {
-		unknown := make(facts, blocks)
-		known = c.Add(f.id, wanted.Kind, &unknown, int64(segmentOverhead+8*blocks))
-	}
-	f.facts = known
-	return f
-}
-
+// filter is the segment.Filter of a segment for a selection. older are the runs with older versions of the segment's
+// keys.
 type filter struct {
 	*Selection
 	cache *factCache
@@ -76,8 +58,19 @@ type filter struct {
 	unwanted bool
 }
 
+func newFilter(c *factCache, file string, blocks int, wanted *Selection, older []run) *filter {
+	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}, older: older}
+	known, ok := c.Get(f.id)
+	if !ok {
+		unknown := make(facts, blocks)
+		known = c.Add(f.id, wanted.Kind, &unknown, int64(segmentOverhead+8*blocks))
+	}
+	f.facts = known
+	return f
+}
+
 // Excludes implements segment.Filter. A block without wanted rows is read all the same if older versions of its keys
-// may be wanted, because its rows and tombstones hide them.
+// may be wanted, because the block's rows and tombstones hide these versions.
 func (f *filter) Excludes(block int, first, last string) bool {
 	if !f.lack(f.facts, block) {
 		return false

@@ -12,7 +12,7 @@ import (
 )
 
 // TestFactsCountOnce: if several lists learn the facts of one segment at the same time, the facts are kept once, and
-// the budget counts them once. Dropped facts count nowhere.
+// the budget counts them once. Dropped facts count no more.
 func TestFactsCountOnce(t *testing.T) {
 	const blocks, learners = 50, 8
 	wanted := &Selection{Kind: "all alike", Facts: func(iter.Seq[Row]) ([]Fact, bool) { return []Fact{1, 2, 3}, true }}
@@ -26,18 +26,18 @@ func TestFactsCountOnce(t *testing.T) {
 		return bytes
 	}
 	first := cache.NewBudget(1 << 20)
-	alone := newFactCache(first)
-	learn(alone.filter("segment", blocks, wanted, nil))
+	alone := cache.New[factsID, *facts](first)
+	learn(newFilter(alone, "segment", blocks, wanted, nil))
 	want := used(first)
 	require.Greater(t, want, int64(segmentOverhead+blocks*(8+blockOverhead)))
 
 	for range 100 {
 		budget := cache.NewBudget(1 << 20)
-		c, filters := newFactCache(budget), [learners]*filter{}
+		c, filters := cache.New[factsID, *facts](budget), [learners]*filter{}
 		var learning sync.WaitGroup
 		for i := range learners {
 			learning.Go(func() {
-				filters[i] = c.filter("segment", blocks, wanted, nil)
+				filters[i] = newFilter(c, "segment", blocks, wanted, nil)
 				learn(filters[i])
 			})
 		}
@@ -48,9 +48,9 @@ func TestFactsCountOnce(t *testing.T) {
 		require.Equal(t, want, used(budget))
 	}
 
-	late := alone.filter("another", blocks, wanted, nil)
+	late := newFilter(alone, "another", blocks, wanted, nil)
 	alone.Remove(late.id)
-	learn(alone.filter("another", blocks, wanted, nil))
+	learn(newFilter(alone, "another", blocks, wanted, nil))
 	learn(late)
 	require.Equal(t, 2*want, used(first))
 }

@@ -11,21 +11,21 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// FencePlan says what a fence would do to a cell, or has done.
+// FencePlan is the effect that a fence would have on a cell, or has had.
 type FencePlan struct {
-	// Log is what the log held, and Applied the snapshot's applied revision.
+	// Log has the log's bounds before the fence, and Applied is the snapshot's applied revision.
 	Log     eventlog.Bounds
 	Applied Revision
 	// Lost says why the log's events above Applied cannot be kept: the log does not belong to the snapshot, or no
-	// server has the first of these events undamaged (eventlog.ErrNowhere). It is nil if they were folded.
+	// server has the first of these events undamaged (eventlog.ErrNowhere). Lost is nil if these events were folded.
 	Lost error
 	// To is the first revision after the fence. The next epoch begins with it.
 	To Revision
 }
 
-// leap begins the next epoch at revision to: everything below it has been applied, up to the time nanos. A new request
-// id stands for the last applied event. The epoch's number is the revision to. So no epoch number ever recurs,
-// whichever root is in the bucket at the next fence: that fence leaps over everything the log has ever had.
+// leap begins the next epoch at revision to: everything below that revision has been applied, up to the time nanos. A
+// new request id stands for the last applied event. The epoch's number is the revision to, so the number never recurs:
+// the next epoch begins above everything that the log has ever had.
 func (r *root) leap(to Revision, nanos int64, id string) {
 	r.Epoch = uint64(to)
 	r.Applied, r.AppliedTime, r.AppliedID = to-1, nanos, id+rand.Text()
@@ -35,8 +35,9 @@ func (r *root) leap(to Revision, nanos int64, id string) {
 // lastFence is the highest revision to fence at. Many clients keep revisions in 53-bit numbers.
 const lastFence = 1 << 53
 
-// PlanFence says what Fence would do. If the log and the snapshot belong together, it first folds the whole log into
-// the snapshot. If 'to' is 0, the plan chooses the least revision that is well above any that a client may have seen.
+// PlanFence returns the plan for Fence. If the log and the snapshot belong together, PlanFence first folds the whole
+// log into the snapshot. If 'to' is 0, the plan chooses the least revision that is well above any that a client may
+// have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	_, err := p.Commit(ctx)
@@ -72,13 +73,13 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	return plan, nil
 }
 
-// Fence does what the plan says. The operator vouches that all writers have stopped (invariant 9). Afterwards this
+// Fence carries out the plan. The operator vouches that all writers have stopped (invariant 9). Afterwards this
 // Projection, and any other that was opened before, is unusable, because it belongs to the old epoch.
 //
-//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the root.
-//     Every process stops with ErrHole, and the operator fences again.
-//  2. The root is swapped for one of the next epoch. It has applied everything below the leap, as barriers. A commit
-//     that stalled before the fence loses its swap.
+//  1. The log is wiped, and begins again at the plan's revision. A crash after this leaves a log that begins above the
+//     root. Every process stops with ErrHole, and the operator fences again.
+//  2. The root is swapped for one of the next epoch. The new root has applied everything below the plan's revision, as
+//     barriers. A commit that stalled before the fence loses its swap.
 func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
@@ -103,7 +104,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	return nil
 }
 
-// fenced is the draft of the next epoch's root. Barriers up to the fence follow the events without a hole.
+// fenced is the draft of the next epoch's root. Barriers up to the plan's revision follow the events without a hole.
 func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
 	next.setBack(next.AppliedTime, time.Now())

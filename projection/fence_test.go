@@ -24,7 +24,7 @@ func onDisk(t *testing.T, dir string) (*cell, *server.Server) {
 	return c, s
 }
 
-// reopened is the same cell after a restart of everything, with the log in the folder.
+// reopened is the same cell after a restart of all processes, with the log in the folder.
 func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	s := eventlogtest.Run(c.t, dir)
 	next := *c
@@ -34,9 +34,9 @@ func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	return &next, s
 }
 
-// The rehearsal of invariant 9: the log's disk is lost, and an old copy is restored. Every process stops. After the
-// fence, everything that the bucket has is there, and new revisions are above every one that was ever seen. Older
-// revisions have expired, so that clients list again.
+// TestALostTailIsFenced: the rehearsal of invariant 9: the log's disk is lost, and an old copy is restored. Every
+// process stops. After the fence, every object in the bucket's snapshot is there, and new revisions are above every
+// revision that was ever seen. Older revisions have expired, so that clients list again.
 func TestALostTailIsFenced(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		t.Run(fmt.Sprint("inline ", inline), func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			}
 			require.ErrorIs(t, c.another().Run(c.ctx, 1), eventlog.ErrDiverged)
 			// A writer may even have appended blindly to this log, up to the root's revision. Then the event at that
-			// revision reveals it.
+			// revision reveals the old copy.
 			blind := eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
 			for range 20 {
 				_, err := blind.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
@@ -110,7 +110,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			for _, err := range c.events(c.ctx, Keys{}, seen, v.Revision()) {
 				require.ErrorIs(t, err, ErrExpired)
 			}
-			for name := range c.last { // writers ask the view, and not their memory
+			for name := range c.last { // writers ask the view, and ignore their memory
 				pre, err := v.precondition(c.ctx, podKey(name))
 				require.NoError(t, err)
 				require.Zero(t, pre)
@@ -133,8 +133,8 @@ func requireClean(t testing.TB, p *Projection) {
 	require.Zero(t, v.Foreign)
 }
 
-// A healthy log is folded before it is fenced, so that nothing is lost. A process from before the fence stops, and what
-// it still writes is void.
+// TestOldEpochsEnd: a healthy log is folded before it is fenced, so that nothing is lost. A process from before the
+// fence stops, and its late writes are void.
 func TestOldEpochsEnd(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -183,7 +183,8 @@ func TestOldEpochsEnd(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// If a fence stops after any step, the next fence completes it. Until then no process reads or writes.
+// TestAFenceThatBreaksOff: if a fence stops after any step, the next fence completes it. Until then no process reads or
+// writes.
 func TestAFenceThatBreaksOff(t *testing.T) {
 	for _, fate := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		c := newCell(t)
@@ -237,7 +238,7 @@ func replicated(t *testing.T) (*eventlogtest.Servers, *cell) {
 	return servers, c
 }
 
-// A fence on three servers, and everything after it, works as on one.
+// TestAReplicatedLogIsFenced: a fence on three servers, and everything after it, works as on one server.
 func TestAReplicatedLogIsFenced(t *testing.T) {
 	servers, c := replicated(t)
 	want := map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)}
@@ -261,8 +262,8 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// An epoch never recurs, even if the bucket is reset to its state before a fence, and the cell is fenced again. What a
-// process of the epoch in between still writes is void.
+// TestEpochsNeverComeAgain: an epoch never recurs, even if the bucket is reset to its state before a fence, and the
+// cell is fenced again. Late writes of a process of the epoch in between are void.
 func TestEpochsNeverComeAgain(t *testing.T) {
 	servers, c := replicated(t)
 	kept, _, err := c.bucket.Get(c.ctx, c.rootKey())
@@ -292,8 +293,9 @@ func TestEpochsNeverComeAgain(t *testing.T) {
 	c.require(map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)})
 }
 
-// A fence is made for a log that lost its end. A writer whose view is of the lost end notices even the least leap that
-// an operator may choose, however much was lost. Here its view is 15 million events above the log's head.
+// TestTheLeastFenceIsNoticed: a fence is made for a log that lost its end. A writer whose view includes the lost end
+// notices even the least fence that an operator may choose, however much was lost. Here the writer's view is 15 million
+// events above the log's head.
 func TestTheLeastFenceIsNoticed(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -315,7 +317,7 @@ func TestTheLeastFenceIsNoticed(t *testing.T) {
 	require.ErrorIs(t, err, eventlog.ErrFenced)
 }
 
-// A fence leaves revisions for later events.
+// TestAFenceHasAnUpperBound: a fence leaves revisions for later events.
 func TestAFenceHasAnUpperBound(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -38,8 +38,9 @@ func (v *version) row(d *recordDecoder) (Row, error) {
 	return v.record.row(), nil
 }
 
-// valid is the fold's rule for one event (invariant 13). epoch is the root's. live is the key's live revision before
-// the event's append, 0 for none. The rule must never change: that would change what old events mean.
+// valid is the fold's rule for one event (invariant 13). epoch is the epoch of the root. live is the key's live
+// revision before the event's append, 0 for none. The rule must never change: a change would change the meaning of old
+// events.
 func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	if e.Epoch < epoch { // written across a fence (invariant 9)
 		return false
@@ -58,18 +59,18 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 // nowhere is a revision that no key ever has as its live revision.
 const nowhere = ^Revision(0)
 
-// certain reports that an event is valid whatever the state before it. Most events are, and cost no lookup.
+// certain reports that an event is valid whatever the state before it. Most events are certain, and cost no lookup.
 func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowhere) }
 
-// hopeless reports that an event is void whatever the state before it: it would be void even over its own base.
+// hopeless reports that an event is void whatever the state before it: the event would be void even over its own base.
 func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
 
-// appended is the events of one append of several, with the verdict on all of them: an append is valid only if each of
-// its events is (invariant 13). Otherwise an object could exist without its charge.
+// appended is an append of several events, with one verdict: the append is valid only if each of its events is valid
+// (invariant 13).
 type appended struct {
 	records []*record
-	// verdict is computed on first need. Concurrent callers compute the same one, because only earlier events decide
-	// it.
+	// verdict is computed on first need. Concurrent callers compute the same verdict, because it depends only on
+	// earlier events.
 	verdict atomic.Pointer[bool]
 }
 
@@ -80,7 +81,8 @@ var decided = func() *appended {
 	return a
 }()
 
-// judge reports whether a record of the tail is valid. It looks up the state before the append only if that decides.
+// judge reports whether a record of the tail is valid. It looks up the state before the append only if the record's
+// validity depends on that state.
 func (v *View) judge(ctx context.Context, r *record) (bool, error) {
 	if r.append == nil {
 		return v.allValid(ctx, []*record{r})

@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// folder keeps parts of immutable objects on a local disk. Each object has a file. The bytes that were read are at the
-// same offsets as in the bucket, with holes between them. Nothing in the folder is trusted without its checksum, so it
-// is never fsynced, may be deleted at any time, and may be shared by processes. A file counts with its length, holes
-// included, so the folder takes less than its budget.
+// folder keeps, on a local disk, bytes of immutable objects that were read. Each object has a file, with the bytes at
+// the same offsets as in the bucket, and holes between them. Nothing in the folder is trusted without its checksum. So
+// the folder is never fsynced, may be deleted at any time, and may be shared by processes. A file counts with its
+// length, holes included, so the folder takes less than its budget.
 //
-// A folder belongs to one generation: root.Forgets of the root that has named the objects. Each generation has its own
-// folder. The first process that sees the next generation removes the older folder. A read that began before, in any
-// process, may still hold forgotten data; it has no folder to write it to. A nil folder has nothing and keeps nothing.
+// A folder belongs to one generation: root.Forgets of the root that has named the objects. The first process that sees
+// the next generation removes the older folder, so that an earlier read, in any process, has no folder for forgotten
+// data. A nil folder has nothing and keeps nothing.
 type folder struct {
 	path       string
 	generation uint64
@@ -33,7 +33,7 @@ type folder struct {
 
 const (
 	// sweepShare: a sweep leaves 1/sweepShare of the budget free. Each process sweeps when it has written 1/growShare
-	// of the budget, so that sweepShare processes together stay within it.
+	// of the budget, so that sweepShare processes together stay within the budget.
 	sweepShare = 8
 	growShare  = sweepShare * sweepShare
 	// usedEvery is how often a file that is read is marked as used.
@@ -42,9 +42,9 @@ const (
 	removeTries = 16
 )
 
-// openFolder makes the folder of a generation. It removes the folders of older generations, and the files that an
-// earlier Logplane has kept. It makes its own before it looks for others, so that of two processes at least one sees
-// the other's. If there is a newer generation, it removes its own.
+// openFolder makes the folder of a generation, and removes the folders of older generations and nothing else: the user
+// may have named a folder that holds keys. It makes its own folder before it looks for others, so that of two processes
+// at least one sees the other's folder. If there is a folder of a newer generation, openFolder removes its own.
 func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget}
 	err := os.MkdirAll(f.path, 0o700)
@@ -56,7 +56,7 @@ func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 		case other == nil && n > generation:
 			slog.Warn("the block cache on disk is of a later state of the cell, and is not used: delete it if the cell was made anew", "folder", name)
 			err = errors.Join(err, remove(f.path))
-		case other == nil && n < generation, other != nil && e.Type().IsRegular():
+		case other == nil && n < generation:
 			err = errors.Join(err, remove(filepath.Join(name, e.Name())))
 		}
 	}
@@ -76,7 +76,7 @@ func remove(name string) (err error) {
 	return err
 }
 
-// local is the folder of the generation; nil if this process has none, or has that of another generation.
+// local is the folder of the generation; nil if this process has none, or has the folder of another generation.
 func (p *Projection) local(generation uint64) *folder {
 	if f := p.folder.Load(); f != nil && f.generation == generation {
 		return f
@@ -84,7 +84,7 @@ func (p *Projection) local(generation uint64) *folder {
 	return nil
 }
 
-// enterFolder opens the folder of a generation, unless this process is there already.
+// enterFolder opens the folder of a generation, unless this process has it open already.
 func (p *Projection) enterFolder(generation uint64) error {
 	if f := p.folder.Load(); p.config.CacheFolder == "" || f != nil && f.generation >= generation {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// A process that starts with a warm folder reads only the root from the bucket.
+// TestAFolderOutlivesItsProcess: a process that starts with a warm folder reads only the root from the bucket.
 func TestAFolderOutlivesItsProcess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kills processes")
@@ -79,7 +79,7 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 }
 
 // TestValidNowReadsNoDisk: a caller that must not wait learns at once that an answer is not in memory, even if a folder
-// has it.
+// has the answer.
 func TestValidNowReadsNoDisk(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")
@@ -131,8 +131,21 @@ func filesBelow(t testing.TB, folder string) (files []string) {
 	return files
 }
 
-// Several processes share a folder. Once one of them has seen a newer generation, data of an older one that another
-// process still has is no longer kept, whenever that process began. No file of an older generation is left.
+// TestAFolderThatCannotBeWritten: a process does not start with a folder that it cannot write, because every read would
+// fail later.
+func TestAFolderThatCannotBeWritten(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root can write any folder")
+	}
+	name := filepath.Join(t.TempDir(), "cache")
+	require.NoError(t, os.Mkdir(name, 0o500))
+	_, err := open(Config{CacheFolder: name})
+	require.ErrorContains(t, err, "--block-cache-folder is '"+name+"', where this user cannot write")
+}
+
+// TestAFolderOfManyProcesses: several processes share a folder. Once one of them has seen a newer generation, no other
+// process keeps data of an older generation in the folder, whenever that process began. No file of an older generation
+// is left.
 func TestAFolderOfManyProcesses(t *testing.T) {
 	quiet(t)
 	name := t.TempDir()
@@ -141,24 +154,26 @@ func TestAFolderOfManyProcesses(t *testing.T) {
 		require.NoError(t, err)
 		return f
 	}
-	old := filepath.Join(name, "kept-by-an-earlier-version")
-	require.NoError(t, os.WriteFile(old, []byte("secret"), 0o600))
+	foreign := filepath.Join(name, "ca.key")
+	require.NoError(t, os.WriteFile(foreign, []byte("the user's"), 0o600))
 	one, other := open(0), open(0)
-	require.NoFileExists(t, old)
+	require.FileExists(t, foreign)
+	require.NoError(t, os.Remove(foreign))
 	one.keep("seg/old", 0, []byte("secret"))
 	require.Equal(t, []byte("secret"), other.whole("seg/old"))
 	newer := open(1)
 	require.Empty(t, filesBelow(t, name))
 	other.keep("seg/old", 0, []byte("secret"))
 	require.Nil(t, other.whole("seg/old"))
-	late := open(0) // it has read the root before, and is slow
+	late := open(0) // this process has read the root before, and is slow
 	late.keep("seg/old", 0, []byte("secret"))
 	require.Empty(t, filesBelow(t, name))
 	newer.keep("seg/new", 0, []byte("kept"))
 	require.Equal(t, []byte("kept"), open(1).whole("seg/new"))
 }
 
-// The same concurrently: some processes write while others enter the next generation. In the end no older one is left.
+// TestAFolderIsLeftByAllAtOnce: some processes write while others concurrently enter the next generation. In the end no
+// folder of an older generation is left.
 func TestAFolderIsLeftByAllAtOnce(t *testing.T) {
 	quiet(t)
 	name := t.TempDir()
@@ -186,7 +201,7 @@ func TestAFolderIsLeftByAllAtOnce(t *testing.T) {
 	}
 }
 
-// Processes that share a folder stay within its budget together.
+// TestAFolderOfManyHasOneBudget: processes that share a folder stay within its budget together.
 func TestAFolderOfManyHasOneBudget(t *testing.T) {
 	name, all := t.TempDir(), []*folder{}
 	const budget = 1 << 20
@@ -246,8 +261,9 @@ func (b *slowRead) GetRange(ctx context.Context, key string, offset, length int6
 	return body, err
 }
 
-// Data that is forgotten while a process reads or compacts it is written to no disk again: neither by that process nor
-// by another that shares the folder and knows of the forgetting.
+// TestAFolderForgetsWhatIsUnderWay: data may be forgotten while a process reads or compacts the data. Then neither that
+// process, nor another process that shares the folder and knows of the newer generation, writes the data to a disk
+// again.
 func TestAFolderForgetsWhatIsUnderWay(t *testing.T) {
 	for _, compacts := range []bool{false, true} {
 		for _, heardBy := range []string{"itself", "another"} {
@@ -303,7 +319,7 @@ func TestAFolderForgetsWhatIsUnderWay(t *testing.T) {
 	}
 }
 
-// The least recently used file goes first, and the budget holds.
+// TestAFolderHasABudget: the least recently used file is deleted first, and the folder stays within its budget.
 func TestAFolderHasABudget(t *testing.T) {
 	name := t.TempDir()
 	f, err := openFolder(name, 0, 80_000)

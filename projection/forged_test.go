@@ -17,8 +17,8 @@ func (c *cell) publish(subject string, header nats.Header) {
 	require.NoError(c.t, err)
 }
 
-// A message on the subject of barriers that is not a barrier may be the last one of a root. Readers of that root go on,
-// in the same epoch.
+// TestForgedBarriersAreApplied: a message on the subject of barriers that is not a barrier may be the last one of a
+// root. Readers of that root still work, in the same epoch.
 func TestForgedBarriersAreApplied(t *testing.T) {
 	for _, header := range []nats.Header{{"Logplane-Checksum": {"0"}}, {"ce-id": {"\xff"}}, {"Status": {"503"}},
 		{"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.barrier"}, "ce-id": {"id"}, "Logplane-Epoch": {"18446744073709551615"}}} {
@@ -39,8 +39,8 @@ func TestForgedBarriersAreApplied(t *testing.T) {
 	}
 }
 
-// If a recovery lost revisions and broke off before its fence, every process stops, even if the log ends with a message
-// without an id.
+// TestARecoveryThatBreaksOffIsNoticed: if a recovery stopped after it had lost revisions and before its fence, every
+// process stops, even if the log ends with a message without an id.
 func TestARecoveryThatBreaksOffIsNoticed(t *testing.T) {
 	config := hourly(1 << 20)
 	c := ruin(t, config)

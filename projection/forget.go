@@ -14,42 +14,44 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Forgotten says what Forget has done.
+// Forgotten is the report of Forget.
 type Forgotten struct {
-	// Versions is how many versions are gone. Objects is how many objects of the bucket were rewritten without them.
+	// Versions is how many versions are gone. Objects is how many objects of the bucket were rewritten without these
+	// versions.
 	Versions, Objects int
 	// Floor is the oldest revision that can now be read.
 	Floor Revision
-	// Collected is how many objects of the bucket were deleted: those with the versions, and all other garbage.
+	// Collected is how many objects of the bucket were deleted: the objects with the versions, and all other garbage.
 	Collected int
 }
 
-// Forget removes every version of the keys from the log and the bucket for good, except the newest version of a live
-// object. Everything kept of other keys stays as it is. Revisions keep their numbers: a barrier replaces each event.
+// Forget removes every version of the keys from the log and the bucket, except the newest version of a live object. All
+// versions of other keys stay as they are. Revisions keep their numbers: a barrier replaces each event.
 //
-//  1. The log's file is filled, and everything up to there is committed. A crash after this has added barriers.
-//  2. The log's events must be older than any stalled writer: Forget waits for as long as settled says (eventlog's
-//     MinRetention), unless all writers have stopped.
-//  3. Floor and purge point are raised, and the log is purged. A watch or a page that would have to tell of a forgotten
-//     version ends with 410. A crash after this has expired what retention would have expired later.
+//  1. The log's file is filled with barriers, and all events up to the last barrier are committed. A crash after this
+//     leaves added barriers.
+//  2. Forget waits until the log's events are older than the longest stall of a writer (eventlog.MinRetention; 0 if all
+//     writers have stopped).
+//  3. Floor and purge point are raised, and the log is purged. A watch or a page that would have to show a forgotten
+//     version ends with 410. After a crash here, some revisions have expired before their retention was over.
 //  4. Segments, idx objects and checkpoints that have the versions are rewritten without them. Then the root is swapped
 //     for one that names the new objects. A crash before the swap leaves the old root and garbage, a crash after it
 //     leaves garbage only.
-//  5. A barrier tells all processes that have an older root to read the root again. A crash before leaves processes
-//     that still read a forgotten version, from memory, until they see a newer root.
+//  5. A barrier tells all processes that have an older root to read the root again. After a crash before the barrier,
+//     some processes still read a forgotten version from memory, until they see a newer root.
 //  6. Every object that no root names is deleted, however young it is.
 //
-// Forget ends once it has read all of the bucket and found none of the versions. After a crash, call it again. It does
-// not reach subscribers or copies of the bucket.
-func (p *Projection) Forget(ctx context.Context, keys []string, settled time.Duration) (Forgotten, error) {
-	done, err := p.forget(ctx, keys, settled)
+// Forget ends once it has read all of the bucket and found none of the versions. After a crash, call it again. Forget
+// does not reach subscribers or copies of the bucket.
+func (p *Projection) Forget(ctx context.Context, keys []string, stall time.Duration) (Forgotten, error) {
+	done, err := p.forget(ctx, keys, stall)
 	if err != nil {
 		return done, fmt.Errorf("forget: %w", err)
 	}
 	return done, nil
 }
 
-func (p *Projection) forget(ctx context.Context, keys []string, settled time.Duration) (done Forgotten, err error) {
+func (p *Projection) forget(ctx context.Context, keys []string, stall time.Duration) (done Forgotten, err error) {
 	filled, err := p.fillLog(ctx)
 	if err != nil {
 		return done, err
@@ -62,7 +64,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	if err != nil {
 		return done, err
 	}
-	if err := eventlog.Pause(ctx, settled-time.Since(began)); err != nil {
+	if err := eventlog.Pause(ctx, stall-time.Since(began)); err != nil {
 		return done, err
 	}
 	if err := p.Retain(ctx, last, filled); err != nil {
@@ -115,8 +117,8 @@ func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 }
 
 // toForget says which versions of the keys must go, and returns the revision of the newest version among the keys, 0 if
-// there is none. Of a live object every version before the newest goes. Of any other key everything up to the given
-// revision goes, void events too.
+// there is none. A live object loses every version before the newest. Any other key loses every version up to the given
+// revision, void events included.
 func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision) (_ *departing, last Revision, err error) {
 	v, err := p.AtLeast(ctx, upto)
 	if err != nil {
@@ -143,8 +145,8 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 		}}, last, nil
 }
 
-// heldUnnamed fails if an object that no root names has a forgotten version. Other processes may be at work: what they
-// began to write before the root was swapped, they delete once they notice the swap.
+// heldUnnamed fails if an object that no root names has a forgotten version. Other processes may be at work. Once these
+// processes notice the swap of the root, they delete the objects that they began to write before the swap.
 func (w *rewriting) heldUnnamed(ctx context.Context) error {
 	names, _, err := w.p.garbage(ctx, 0)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// No object of the bucket has a forgotten version, whoever read it before. Every other version, and every moment, is
-// unchanged, and the cell goes on.
+// TestForget: no object of the bucket has a forgotten version, whoever read it before. Every other version, and every
+// moment, is unchanged, and the cell still works.
 func TestForget(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -33,7 +33,7 @@ func TestForget(t *testing.T) {
 					c.History = time.Hour
 				}
 				if seed%4 == 0 {
-					c.Checkpoints = nil // the archive's rule makes one, onto which later moments are folded
+					c.Checkpoints = nil // the archive's rule makes a checkpoint, onto which later moments are folded
 				}
 			}
 			r := newRandom(newCell(t, config), 150+seed, 20)
@@ -64,7 +64,8 @@ func TestForget(t *testing.T) {
 				histories[name], err = reader.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
 			}
-			// One live name and one that is not live: those with the most versions kept, which depends on the clock.
+			// Of the live names, and of the others, the test takes the name with the most kept versions. The number of
+			// kept versions depends on the clock.
 			var names []string
 			for _, live := range []bool{true, false} {
 				of := slices.DeleteFunc(slices.Clone(r.names), func(name string) bool { return (r.model.live[name] > 0) != live })

@@ -54,8 +54,8 @@ func bulk(bytes int) string {
 	return string(b)
 }
 
-// In a gap between checkpoints only the newest archived event of each key is kept in memory. Every moment is still
-// exact, even when it is read from the view of a later one.
+// TestAGapIsReadExactly: in a gap between checkpoints only the newest archived event of each key is kept in memory.
+// Every moment is still exact, even when it is read from the view of a later moment.
 func TestAGapIsReadExactly(t *testing.T) {
 	c := newCell(t, archived)
 	states := []map[string]string{{}}
@@ -125,7 +125,8 @@ func TestAGapIsReadExactly(t *testing.T) {
 	require.ErrorIs(t, err, ErrFuture)
 }
 
-// Of many versions of a key in a gap, only one is held. The budget bounds what many keys take together.
+// TestAGapIsReadWithinTheBudget: only one of the many versions of a key in a gap is held. The budget bounds the memory
+// that many keys take together.
 func TestAGapIsReadWithinTheBudget(t *testing.T) {
 	const size, versions = 100 << 10, 40
 	config := func(c *Config) {
@@ -168,8 +169,8 @@ func TestAGapIsReadWithinTheBudget(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "first@1"}, got)
 }
 
-// A page of versions reads about what it returns, however many versions the key has: above the floor, in a checkpoint,
-// and in the archived events above the checkpoint.
+// TestAPageOfVersionsReadsWhatItReturns: a page of versions reads about as many bytes as it returns, however many
+// versions the key has: above the floor, in a checkpoint, and in the archived events above the checkpoint.
 func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	const size, versions = 100 << 10, 80
 	c := newCell(t, archived)
@@ -219,7 +220,7 @@ func TestAPageOfVersionsReadsWhatItReturns(t *testing.T) {
 	require.Len(t, all, 2*versions+1)
 }
 
-// An empty range has no events, wherever it lies.
+// TestAnEmptyRangeHasNoEvents: an empty range has no events, wherever it lies.
 func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 	for _, inline := range []int{1, 1 << 20} {
 		c := newCell(t, archived, func(c *Config) { c.InlineBytes = inline })
@@ -254,7 +255,7 @@ func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 	}
 }
 
-// Times outside the range of int64 nanoseconds are before or after everything.
+// TestTimesBeyondTheClock: times outside the range of int64 nanoseconds are before or after everything.
 func TestTimesBeyondTheClock(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "x")

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// gate lets one caller in at a time. Waiting ends with the context. A caller whose context has ended never enters: a
-// caller that must not wait would otherwise do the read behind the gate.
+// gate lets one caller in at a time. A caller whose context has ended never enters: a caller that must not wait would
+// otherwise do the read behind the gate.
 type gate chan struct{}
 
 func newGate() gate { return make(gate, 1) }
@@ -25,7 +25,7 @@ func (g gate) enter(ctx context.Context) error {
 
 func (g gate) leave() { <-g }
 
-// lazy is a value that the first caller reads for all that wait.
+// lazy is a value that the first caller reads for all callers that wait.
 type lazy[T any] struct {
 	atomic.Pointer[T]
 	reading gate

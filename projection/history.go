@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// GetAt returns the live row of the key as of the revision, from wherever it is still kept. It returns ErrExpired if
-// nothing covers the revision.
+// GetAt returns the live row of the key as of the revision, from wherever the row is still kept. It returns ErrExpired
+// if the revision is no longer kept.
 func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	v, err := p.AsOf(ctx, at)
 	if err != nil {
@@ -24,12 +24,11 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 	return v.Get(ctx, key, at)
 }
 
-// AsOf returns the view that ends with the revision. It can be read at every revision from its own floor on.
-//
-// Below the floor of the newest view, AsOf returns the view of a checkpoint that reaches back to the revision. If none
-// does, it uses the checkpoint before, with the archived events up to the revision. Then a read costs one pass over
-// those events for each range of keys, and may fail with ErrTooMuch. AsOf fails with ErrExpired if nothing covers the
-// revision, and with ErrFuture if the revision does not come within 3 s.
+// AsOf returns the view that ends with the revision. The view can be read at every revision from its own floor on. If
+// the revision is below the floor of the newest view, the view is made of a checkpoint and, if needed, of archived
+// events (docs/decisions/the-past.md). Then each read of a range of keys costs one pass over these events, and may fail
+// with ErrTooMuch. AsOf fails with ErrExpired if the revision is no longer kept, and with ErrFuture if the revision
+// does not come within 3 s.
 func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	newest, err := p.AtLeast(ctx, at)
 	past, err := readOf(ctx, newest, err, func(v *View) (*View, error) { return v.asOf(ctx, at) })
@@ -39,9 +38,8 @@ func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	return past, nil
 }
 
-// EndOf is the last revision of the append that contains the revision. All of an append becomes true at once, so code
-// that shows a moment shows its end. Only a reader that continues in the middle of an append, such as a watch, uses a
-// revision before the end. EndOf fails as AsOf does.
+// EndOf is the last revision of the append that contains the revision. All events of an append take effect at once, so
+// code that shows a moment shows the end of the moment's append (docs/decisions/the-past.md). EndOf fails as AsOf does.
 func (p *Projection) EndOf(ctx context.Context, at Revision) (Revision, error) {
 	newest, err := p.AtLeast(ctx, at)
 	end, err := readOf(ctx, newest, err, func(v *View) (Revision, error) { return v.endOf(ctx, at) })
@@ -74,7 +72,7 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 	}
 	end := at
 	_, _, err := v.eventFrom(ctx, at+1, min(v.Applied(), at+eventlog.MaxBatch), func(e eventlog.Event) bool {
-		if e.Revision-place(e.Revision, e.RequestID) > end { // another append begins
+		if e.Revision-indexInBatch(e.Revision, e.RequestID) > end { // another append begins
 			return true
 		}
 		end = e.Revision
@@ -83,8 +81,8 @@ func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
 	return end, err
 }
 
-// readOf reads something of a view, and retries as View.retry does. If failed is set, there is no view, and it returns
-// failed.
+// readOf returns the result of a read of a view, and retries the read as View.retry does. If failed is set, there is no
+// view, and readOf returns failed.
 func readOf[T any](ctx context.Context, v *View, failed error, read func(*View) (T, error)) (got T, err error) {
 	if failed != nil {
 		return got, failed
@@ -119,7 +117,7 @@ func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 	return moment, nil
 }
 
-// upTo returns the view without the events after the revision, which it must have.
+// upTo returns the view without the events after the revision. The view must have the revision.
 func (v *View) upTo(at Revision) *View {
 	shorter, t := *v, *v.tail
 	t.records, t.at.Revision = t.records[:searchRevision(t.records, at+1)], at
@@ -127,8 +125,8 @@ func (v *View) upTo(at Revision) *View {
 	return &shorter
 }
 
-// baseOf is the checkpoint from which a revision below the floor is read: the one that reaches back to it, else the one
-// before it, onto which archived events are folded.
+// baseOf is the checkpoint from which a revision below the floor is read: the checkpoint that reaches back to the
+// revision, else the checkpoint before the revision, onto which archived events are folded.
 func (v *View) baseOf(ctx context.Context, at Revision) (*snapshot, error) {
 	r := v.snap.root
 	next := r.checkpointAt(at)
@@ -165,7 +163,7 @@ func (v *View) over(snap *snapshot) *View {
 }
 
 // Of returns the view for callers that read many of the keys one by one: archived events are folded once for all of
-// them. Only these keys may be read from the result, and only at the view's own revision.
+// these keys. Only these keys may be read from the result, and only at the view's own revision.
 func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
 	err = v.at(ctx, keys, v.Revision(), func(v *View) error {
 		of = v
@@ -178,8 +176,8 @@ func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
 // over these events, unless the range's result is cached.
 func (v *View) Folds() bool { return v.past != nil && v.folded == nil && v.Revision() > v.Applied() }
 
-// with returns the view that can answer for the keys at a revision: if archived events come after its snapshot, the
-// result has those of the keys. A retry of the result has them too.
+// with returns a view that can be read for the keys at a revision: if archived events come after the view's snapshot,
+// the result has the archived events of the keys. A retry of the result has these events too.
 func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {
 	if err := v.check(at); err != nil || v.past == nil || v.folded != nil {
 		return v, err
@@ -211,14 +209,14 @@ func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) 
 	return &whole, nil
 }
 
-// foldShare is the part of the budget that one read may hold of archived events. However small the budget is, a read
-// may hold leastFolded bytes, and all of one key.
+// foldShare is the part of the budget that the archived events of one read may take. However small the budget is, a
+// read may hold leastFolded bytes, and all events of one key.
 const (
 	foldShare   = 4
 	leastFolded = 64 << 10
 )
 
-// foldArchived keeps the newest archived event of each key as of a revision. It keeps copies, because a record as it is
+// foldArchived keeps the newest archived event of each key as of a revision. It keeps copies, because a record that was
 // read keeps its whole block in memory.
 func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail, error) {
 	newest, bytes, most := map[string]*record{}, int64(0), max(v.p.config.Budget.Limit()/foldShare, leastFolded)
@@ -254,16 +252,16 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	return folded, nil
 }
 
-// foldedKeys identifies what was folded of the archived events in (base, at]. The events change when an object is
-// forgotten, so forgets is part of it.
+// foldedKeys identifies a tail that was folded from the archived events in (base, at]. The events change when an object
+// is forgotten, so forgets is part of the identity.
 type foldedKeys struct {
 	Keys
 	base, at Revision
 	forgets  uint64
 }
 
-// Nearest returns the newest revision below the given one that AsOf certainly can read, 0 if there is none. It also
-// returns the oldest such revision at or above the given one.
+// Nearest returns two revisions that AsOf certainly can read: the newest one below the given revision, 0 if there is
+// none, and the oldest one at or above the given revision.
 func (p *Projection) Nearest(ctx context.Context, at Revision) (older, newer Revision, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -296,8 +294,8 @@ func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision,
 func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
 
 // archived takes the events of the keys in (*after, upto], regardless of the floor, and advances after. It leaves out
-// void events, barriers, and what a rule has let go (pastOf). It fails with ErrExpired if a non-empty range begins
-// below archiveStart. If few keys are wanted, it first gets the revisions from the keys' rows.
+// void events, barriers, and events that a rule has trimmed. It fails with ErrExpired if a range begins below
+// archiveStart.
 func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, take taker) error {
 	if *after >= upto {
 		return nil
@@ -338,14 +336,14 @@ func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revi
 }
 
 // RevisionAt is the newest revision that the log had at the time: no event up to it is later than the time. An event's
-// time is ignored if the marks around the event or this process's clock rule it out. RevisionAt fails with ErrExpired
-// if nothing is kept from so long ago.
+// time is ignored if this process's clock, or the known times of the revisions around the event, rule the time out.
+// RevisionAt fails with ErrExpired if nothing is kept from so long ago.
 func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	v, err := p.Latest(ctx)
 	return readOf(ctx, v, err, func(v *View) (Revision, error) { return v.revisionAt(ctx, t) })
 }
 
-// inOrder is how many revisions are read one by one. A larger range is halved by single events.
+// inOrder is how many revisions are read one by one. A larger range is bisected: each step looks at one event.
 const inOrder = 1024
 
 func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
@@ -415,8 +413,8 @@ func logTime(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// TimeOf is the log's time of the newest event up to a revision, limited by the marks around it. It is the zero time if
-// nothing is known.
+// TimeOf is the log's time of the newest event up to a revision, limited by the known times of the revisions around it
+// (marks). TimeOf is the zero time if nothing is known.
 func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error) {
 	v, err := p.AtLeast(ctx, at)
 	nanos, err := readOf(ctx, v, err, func(v *View) (int64, error) { return v.timeOf(ctx, at) })

@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// There is one checkpoint an hour for a day, and one a day for a month.
+// TestCheckpointsAreKeptByRule: there is one checkpoint an hour for a day, and one a day for a month.
 func TestCheckpointsAreKeptByRule(t *testing.T) {
 	hour, day := int64(time.Hour), int64(24*time.Hour)
 	var marks []checkpoint
@@ -44,7 +44,8 @@ func TestCheckpointsAreKeptByRule(t *testing.T) {
 	require.Equal(t, "3", kept([]checkpoint{{Key: "3", Revision: 3}, {Key: "4", Revision: 4}}, 100*day, DefaultCheckpoints, []Revision{3})[0].Key)
 }
 
-// A wrong setting cannot discard an archive at once, and there is no archive unless it is configured.
+// TestTheArchiveAgesByLogTime: a wrong setting cannot discard an archive at once, and there is no archive unless it is
+// configured.
 func TestTheArchiveAgesByLogTime(t *testing.T) {
 	with := func(history, retention time.Duration) *Projection {
 		return &Projection{config: Config{History: history, Retention: retention}}
@@ -69,9 +70,9 @@ func TestTheArchiveAgesByLogTime(t *testing.T) {
 	require.Equal(t, r.Horizon, r.Archive)
 }
 
-// Every revision that a checkpoint, the segments above it or archived events cover is exact, and every other has
-// expired. This holds after compactions, collections and purges, with void events and barriers, for lists, point reads
-// and times.
+// TestThePastIsExact: every revision that can be read from a checkpoint, the segments above the checkpoint or archived
+// events is exact, and every other revision has expired. Both hold after compactions, collections and purges, with void
+// events and barriers, and for lists, gets and times.
 func TestThePastIsExact(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -167,7 +168,7 @@ func TestThePastIsExact(t *testing.T) {
 	}
 }
 
-// requireVersions reads all versions of a key in pages. They must be the history without void events.
+// requireVersions reads all versions of a key in pages. The versions must be the history without void events.
 func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 	var want, got []Revision
 	for _, r := range history {
@@ -189,7 +190,7 @@ func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 	require.Equal(t, want, got, key)
 }
 
-// Large versions come a few at a time, wherever they are kept.
+// TestVersionsHoldSomeMiB: large versions come a few at a time, wherever they are kept.
 func TestVersionsHoldSomeMiB(t *testing.T) {
 	const size = 1 << 19
 	c := newCell(t, func(c *Config) { c.Retention, c.History = time.Millisecond, time.Hour })
@@ -221,8 +222,8 @@ func TestVersionsHoldSomeMiB(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// Small versions that lie far apart are returned as copies: they do not keep the blocks that they were read from in
-// memory.
+// TestVersionsHoldThemselves: small versions that lie far apart are returned as copies: the copies do not keep in
+// memory the blocks from which the versions were read.
 func TestVersionsHoldThemselves(t *testing.T) {
 	const versions = 64
 	c := newCell(t, archived, func(c *Config) { c.Budget = cache.NewBudget(1 << 20) })
@@ -250,8 +251,8 @@ func TestVersionsHoldThemselves(t *testing.T) {
 	require.Less(t, with, without+1<<20)
 }
 
-// If nothing names the previous version, as for an object that was gone for long, archived events are read in bounded
-// steps. The bytes of a step are bounded too.
+// TestVersionsLookSomeEventsFar: if no version names the previous one, as for an object that was gone for long,
+// archived events are read in steps. The events and the bytes of a step are bounded.
 func TestVersionsLookSomeEventsFar(t *testing.T) {
 	for name, size := range map[string]int{"many": 0, "large": 1 << 19} {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +292,8 @@ func TestVersionsLookSomeEventsFar(t *testing.T) {
 	}
 }
 
-// Objects that a checkpoint pins are collected once no rule wants the checkpoint any more.
+// TestForgottenCheckpointsAreCollected: objects that a checkpoint pins are collected once no rule wants the checkpoint
+// any more.
 func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	rules := []CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
 	config := func(c *Config) { c.InlineBytes, c.Checkpoints = 1, rules }
@@ -329,7 +331,8 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// Moments before a fence can be read like those after it: the archive goes on across the leap.
+// TestThePastAcrossAFence: moments before a fence can be read like those after it: the archive continues across the
+// fence.
 func TestThePastAcrossAFence(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		config := func(c *Config) { c.InlineBytes, c.History, c.Retention = inline, time.Hour, time.Minute }
@@ -351,7 +354,7 @@ func TestThePastAcrossAFence(t *testing.T) {
 		require.NoError(t, operator.Fence(c.ctx, plan))
 		c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
 		c.Projection = c.another(config)
-		c.latest() // a writer has a view, which tells it the epoch
+		c.latest() // a writer has a view, which has the epoch
 		want[plan.To-1] = maps.Clone(now)
 		want[plan.To-1000] = maps.Clone(now)
 		for i := range 4 {

@@ -14,15 +14,14 @@ import (
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers a root holds itself. Beyond that the footers go to an idx object, so one
-	// idx object serves many spills.
+	// rootFooters is how many bytes of footers a root holds itself before they go to an idx object.
 	rootFooters = 32 << 10
-	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. The
-	// footers of a larger base stay in its segments, so that a cold reader does not read footers that it does not need.
+	// indexedBase is the most bytes of footers that a base may have in the idx object: the footers of about 300,000
+	// objects. With a larger base, a cold reader would read too many footers that it does not need.
 	indexedBase = 1 << 20
 )
 
-// footer is an exact copy of a segment's footer. With it a reader goes straight to the segment's blocks.
+// footer is an exact copy of a segment's footer. With the footer a reader goes straight to the segment's blocks.
 type footer struct {
 	_      struct{} `cbor:",toarray"`
 	Key    string
@@ -54,9 +53,7 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	return *footers, nil
 }
 
-// read returns no footers if the object is damaged or missing: then readers take them from the segments. If the object
-// was collected since the root was read, so were some of its segments. A reader that misses a segment reads the root
-// again.
+// read returns no footers if the object is damaged or missing: then readers take the footers from the segments.
 func (x *index) read(ctx context.Context) (*map[string][]byte, error) {
 	footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key))
 	if err != nil {
@@ -99,7 +96,8 @@ func decodeIndex(b []byte) (footers []footer, err error) {
 
 func byKey(a, b footer) int { return cmp.Compare(a.Key, b.Key) }
 
-// indexed are the key-ordered segments whose footers are also kept outside of them: all, except those of a large base.
+// indexed are the key-ordered segments whose footers are also kept outside of the segments: all key-ordered segments
+// except those of a large base.
 func (r *root) indexed() []segmentRef {
 	base, size := len(r.Segments), int64(0)
 	for i, s := range r.Segments {
@@ -122,8 +120,8 @@ func namesOf(refs []segmentRef) map[string]bool {
 }
 
 // writeIndex lets a reader get the draft's footers in few reads. The root itself holds the footers that are known here,
-// those of the newest segments. For the others it relies on the idx object that it already names. If that object lacks
-// one of them, or the known footers are too large, a new idx object gets all of them.
+// those of the newest segments. For the other footers the root relies on the idx object that it already names. If that
+// object lacks one of these footers, or the known footers are too large, a new idx object gets all footers.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
 	segments, inIndex := next.indexed(), namesOf(next.over.root.indexed())
@@ -152,13 +150,13 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 			continue
 		}
 		reader, err := next.over.part(p, s).open(ctx)
-		if err == nil { // if the segment is lost or the bucket fails, the commit goes on without this footer
+		if err == nil { // if the segment is lost or the bucket fails, the commit continues without this footer
 			footers = append(footers, footer{Key: s.Key, Sealed: reader.Footer()})
 		}
 	}
 	slices.SortFunc(footers, byKey)
 	next.Index = p.config.Prefix + "/idx/" + rand.Text()
-	err := p.createFrame(ctx, "index", next.Index, indexMagic, footers)
+	err := p.createObject(ctx, "index", next.Index, encodeFrame(indexMagic, footers))
 	if err != nil { // it may have been written, and some callers do not discard the objects of a failed draft
 		p.discard(ctx, []string{next.Index}, next.over.root)
 		return err
@@ -167,11 +165,7 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	return nil
 }
 
-// createFrame writes an object other than a segment that a root names, under a new name.
-func (p *Projection) createFrame(ctx context.Context, what, key string, magic uint32, v any) error {
-	return p.createObject(ctx, what, key, encodeFrame(magic, v))
-}
-
+// createObject writes, under a new name, an object that a root names and that is not a segment.
 func (p *Projection) createObject(ctx context.Context, what, key string, body []byte) error {
 	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
 		return fmt.Errorf("write %s %s: %w", what, key, err)

@@ -18,12 +18,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
-	"github.com/logplane/logplane/projection/segment"
-	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
 
-// layered is a cell with a snapshot as commits and compactions leave it. It has layers of objects, given by number. The
-// first layer is the base, and each other is a run above it.
+// layered is a cell with a snapshot as commits and compactions leave it. It has layers of objects, given by their
+// numbers. The first layer is the base, and each other layer is a run above the base.
 func layered(t testing.TB, layers ...[]int) *cell {
 	c := newCell(t)
 	for i := range layers {
@@ -52,7 +50,8 @@ func layered(t testing.TB, layers ...[]int) *cell {
 	return c
 }
 
-// reads is how many GETs f costs a projection that has read nothing yet. A second call of f must cost none.
+// reads returns how many GETs a call of f takes on a projection that has read nothing yet. A second call of f must cost
+// none.
 func (c *cell) reads(f func(v *View)) int {
 	c.t.Helper()
 	counted := bucket.Count(c.bucket)
@@ -92,7 +91,7 @@ func upTo(n, step int) (all []int) {
 	return all
 }
 
-// In a cell with few segments, the root has their footers.
+// TestRequestsOfASmallCell: in a cell with few segments, the root has their footers.
 func TestRequestsOfASmallCell(t *testing.T) {
 	c := layered(t, upTo(2000, 1), []int{5, 1500}, []int{5})
 	require.Empty(t, c.latest().snap.root.Index)
@@ -102,7 +101,7 @@ func TestRequestsOfASmallCell(t *testing.T) {
 	require.Equal(t, 1+2, c.lists(1500, 1000), "root, two runs")
 }
 
-// With a hundred thousand objects, a get reads root, idx object and block.
+// TestRequestsOfAHundredThousandObjects: with a hundred thousand objects, a get reads root, idx object and block.
 func TestRequestsOfAHundredThousandObjects(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a hundred thousand objects")
@@ -118,7 +117,7 @@ func TestRequestsOfAHundredThousandObjects(t *testing.T) {
 	require.LessOrEqual(t, c.lists(1500, 1000), 4, "after a compaction")
 }
 
-// With a million objects, the base keeps its footers in its segments.
+// TestRequestsOfAMillionObjects: with a million objects, the base keeps its footers in its segments.
 func TestRequestsOfAMillionObjects(t *testing.T) {
 	if testing.Short() || eventlogtest.Slowdown > 1 {
 		t.Skip("a million objects")
@@ -133,7 +132,8 @@ func TestRequestsOfAMillionObjects(t *testing.T) {
 	require.LessOrEqual(t, layered(t, upTo(1_000_000, 1)).lists(1500, 1000), 4, "after a compaction")
 }
 
-// For ten thousand absent keys, fewer than one lookup in a hundred reads a run that does not have the key.
+// TestBloomFiltersAreRight: for ten thousand absent keys, fewer than one lookup in a hundred reads a run that does not
+// have the key.
 func TestBloomFiltersAreRight(t *testing.T) {
 	c := layered(t, upTo(10_000, 2), upTo(10_000, 20))
 	counted := bucket.Count(c.bucket)
@@ -149,7 +149,8 @@ func TestBloomFiltersAreRight(t *testing.T) {
 	require.Less(t, counted.Counts().GetRange, int64(2*n/100))
 }
 
-// The footers of spills go into the root. One idx object serves many spills; compactions cause new ones.
+// TestFootersOfSpills: the footers of spills go into the root. One idx object serves many spills; compactions cause new
+// idx objects.
 func TestFootersOfSpills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")
@@ -192,7 +193,8 @@ func TestFootersOfSpills(t *testing.T) {
 	}
 }
 
-// A process that has read a snapshot reads only what a commit added, and no footers.
+// TestAWarmReaderReadsNoFooters: a process that has read a snapshot reads only the blocks that a commit added, and no
+// footers.
 func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")
@@ -220,8 +222,8 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	}
 }
 
-// A compaction is not discarded because garbage was collected meanwhile. Its outputs are written again, under names
-// that no earlier collection knew.
+// TestACompactionOutlivesACollection: a compaction is not discarded because garbage was collected meanwhile. Its
+// outputs are written again, under names that no earlier collection knew.
 func TestACompactionOutlivesACollection(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	_, err := c.bucket.Create(c.ctx, "logplane/seg/0/00000000000000000001-00000000000000000001-OLD", []byte("garbage"))
@@ -240,7 +242,8 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 	c.require(want)
 }
 
-// An idx object whose write failed, but took effect, is deleted again, whichever draft it belongs to.
+// TestAnIdxObjectThatFailsIsNotLeft: an idx object whose write failed, but took effect, is deleted again, whichever
+// draft it belongs to.
 func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	m := c.latest().choose()
@@ -267,7 +270,7 @@ func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
 	c.require(want)
 }
 
-// A flipped bit in an idx object is detected.
+// TestEveryFlippedBitOfAnIndexIsFound: a flipped bit anywhere in an idx object is detected.
 func TestEveryFlippedBitOfAnIndexIsFound(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	body, _, err := c.bucket.Get(c.ctx, c.latest().snap.root.Index)
@@ -302,8 +305,8 @@ func (l losing) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return l.Bucket.Get(ctx, key)
 }
 
-// A lost or damaged idx object is reported, and costs the requests that it would have saved. Nothing else depends on
-// it.
+// TestALostIndex: a lost or damaged idx object is reported, and costs the requests that the object would have saved.
+// Nothing else depends on the object.
 func TestALostIndex(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	require.NotEmpty(t, c.latest().snap.root.Index)
@@ -356,8 +359,8 @@ func (c *cell) compactAll() {
 	}
 }
 
-// besides is how many requests the versions of 'a' cost besides one for each event segment: for the root, the idx
-// object, the checkpoint where the archive begins, and a block of each run.
+// besides is how many requests the versions of 'a' cost in addition to one for each event segment. These are for the
+// root, the idx object, the checkpoint where the archive begins, and a block of each run.
 func (c *cell) besides() int { return 3 + len(c.latest().snap.runs) }
 
 // versionsOf reads all versions of 'a' as a new process, and returns how many requests that cost.
@@ -374,8 +377,8 @@ func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 	return values, int(counted.Counts().Get + counted.Counts().GetRange)
 }
 
-// An old version costs one request: an event segment of usual size is read whole, also a joined one. For a larger one,
-// the footer is read and then a block.
+// TestAnOldVersionCostsOneRequest: an old version costs one request: an event segment of usual size is read whole, also
+// a joined segment. Of a larger segment the footer is read, and then a block.
 func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	const commits = 60
 	want := make([]string, commits)
@@ -387,7 +390,7 @@ func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	require.Equal(t, want, got)
 	require.LessOrEqual(t, requests, commits+c.besides())
 
-	c.manyEvents = joinAtLeast // none go to a page, which would cost a request
+	c.manyEvents = joinAtLeast // no segment goes to a page, which would cost a request
 	c.compactAll()
 	got, requests = c.versionsOf(c.bucket)
 	require.Equal(t, want, got)
@@ -398,7 +401,7 @@ func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	requireClean(t, c.another(archived))
 }
 
-// A large event segment is not read whole for one of its events.
+// TestALargeEventSegmentIsNotReadWhole: a large event segment is not read whole for one of its events.
 func TestALargeEventSegmentIsNotReadWhole(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "old")
@@ -421,7 +424,7 @@ func TestALargeEventSegmentIsNotReadWhole(t *testing.T) {
 	require.EqualValues(t, 2, counted.Counts().GetRange-before.GetRange, "a footer and a block")
 }
 
-// The same holds on the other buckets.
+// TestAnOldVersionOnOtherBuckets: on the other buckets, too, an old version costs one request.
 func TestAnOldVersionOnOtherBuckets(t *testing.T) {
 	folder, err := filesystem.Open(t.TempDir())
 	require.NoError(t, err)
@@ -445,7 +448,8 @@ func TestAnOldVersionOnOtherBuckets(t *testing.T) {
 	}
 }
 
-// A checkpoint pins the idx objects that its copy of the root names, for as long as it is kept.
+// TestCheckpointsPinIdxObjects: a checkpoint pins the idx objects that its copy of the root names, for as long as the
+// checkpoint is kept.
 func TestCheckpointsPinIdxObjects(t *testing.T) {
 	rules := []CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}
 	config := func(c *Config) { c.InlineBytes, c.Checkpoints = 1, rules }
@@ -501,8 +505,5 @@ func FuzzIndex(f *testing.F) {
 		require.NoError(t, err)
 		twice := encodeFrame(indexMagic, back)
 		require.Equal(t, again, twice)
-		for _, kept := range footers {
-			_, _ = segment.OpenFooter("f", nil, nil, 1000, segmenttest.ResealFooter(kept.Sealed))
-		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Root is the cell's root in a form for people to read.
+// Root is the cell's root for people to read.
 type Root struct {
 	Serial      uint64    `json:"serial,string"`
 	Epoch       uint64    `json:"epoch,string"`
@@ -42,7 +42,8 @@ type Segment struct {
 	MaxRevision Revision `json:"maxRevision,string"`
 }
 
-// Root reads the root from the bucket; the log is not asked. Before the first commit it is empty, unless Founded.
+// Root reads the root from the bucket; the log is not asked. Before the first commit the result is empty; if
+// Config.Founded is set, Root fails instead.
 func (p *Projection) Root(ctx context.Context) (Root, error) {
 	s, err := p.rootNow(ctx)
 	if err == nil && s.etag == "" && p.config.Founded {
@@ -57,7 +58,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 		Segments: listed(r.Segments, true), Events: listed(r.Events, false)}, nil
 }
 
-// Tending reports the state of each kind of tending, and what is due or wrong. It reads every checkpoint.
+// Tending reports the state of each kind of tending, its due work and its problems. It reads every checkpoint.
 func (p *Projection) Tending(ctx context.Context, say func(job, state string, problem error)) error {
 	v, err := p.Latest(ctx)
 	if err != nil {

@@ -10,9 +10,10 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// An event that no server has whole stops every reader. A fence gives up this event and all later ones, and keeps all
-// earlier ones, even if no root has them yet. If the root is lost too, a recovery helps, whether or not the log reaches
-// back to the checkpoint; then a fence may have to follow. Each of the two helps where the error says so.
+// TestAnEventThatIsLostIsFenced: an event that no server has undamaged stops every reader. A fence gives up this event
+// and all later events, and keeps all earlier events, even if no root has these yet. If the root is lost too, a
+// recovery helps, whether or not the log reaches back to the checkpoint; then a fence may have to follow. Where an
+// error names a fence or a recovery as the remedy, that remedy helps.
 func TestAnEventThatIsLostIsFenced(t *testing.T) {
 	lost := nats.Header{"Logplane-Checksum": {"0"}}
 	for name, ruined := range map[string]func(*cell){

@@ -40,10 +40,10 @@ var (
 	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
 		Help: "Objects that this process deleted from the bucket as garbage."})
 	budgetBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_budget_bytes",
-		Help: "Memory that all caches of this process may take together with what is held beside them."},
+		Help: "Memory that all caches of this process may take together with what else is held."},
 		ofBudget(func(b *cache.Budget) int64 { return b.Limit() }))
 	cachedBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_bytes",
-		Help: "Memory that the caches of this process take: blocks, objects, pieces of lists, tables of RBAC."},
+		Help: "Memory that the caches of this process take: blocks, objects, chunks of lists, tables of RBAC."},
 		ofBudget(func(b *cache.Budget) int64 { cached, _ := b.Used(); return cached }))
 	heldBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_held_bytes",
 		Help: "Memory of the same budget that no cache can let go: the tail, and the newest events for watches."},
@@ -83,7 +83,7 @@ func (v *View) measure() {
 	lagSeconds.Set(lag.Seconds())
 }
 
-// Waiting is how many events the snapshot does not hold yet, and the log's time of the first.
+// Waiting is how many events the snapshot does not hold yet, and the log's time of the first of these events.
 func (v *View) Waiting() (events int, since time.Time) {
 	if len(v.tail.records) == 0 {
 		return 0, time.Time{}

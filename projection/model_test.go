@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -25,7 +26,7 @@ type model struct {
 	revisions []Revision          // of the events; all other revisions are barriers
 	states    []map[string]string // after each of the events; the first is the state before all
 	live      map[string]Revision
-	last      map[string]Revision // the newest event of a key, void ones included
+	last      map[string]Revision // the newest event of a key, void events included
 	events    map[Revision]string // the valid ones
 }
 
@@ -74,12 +75,12 @@ type random struct {
 	model *model
 	names []string
 	head  Revision
-	since map[bool]int // how often it was known (true) or not (false) what had changed since a revision
+	since map[bool]int // how often the changes since a revision were known (true) or not (false)
 	pad   int          // bytes of padding after every value
-	// prefix is the prefix of an object's storage path; by default that of Pods.
+	// prefix is the prefix of an object's storage path; by default the prefix of Pods.
 	prefix func(name string) string
 	left   int // how many rows selections have left out
-	bare   int // how many rows of outlines had no value
+	bare   int // how many rows of ScanKeys had no value
 }
 
 func newRandom(c *cell, seed uint64, names int) *random {
@@ -98,8 +99,8 @@ func (r *random) key(name string) eventlog.Key {
 	return key
 }
 
-// live runs this many rounds. In each it appends some events, commits, and calls each. Then it pauses, so that the
-// log's clock advances.
+// live runs this many rounds. In each round it appends some events, commits, and calls 'each'. Then it pauses, so that
+// the log's clock advances.
 func (r *random) live(rounds int, pause time.Duration, each func(i int)) {
 	for i := range rounds {
 		for range 1 + r.IntN(6) {
@@ -111,7 +112,7 @@ func (r *random) live(rounds int, pause time.Duration, each func(i int)) {
 	}
 }
 
-// step appends one event: mostly a right one, sometimes one that the fold must find void.
+// step appends one event: mostly a valid event, sometimes an event that the fold must find void.
 func (r *random) step() {
 	if r.IntN(12) == 0 {
 		r.barrier()
@@ -162,7 +163,7 @@ func (r *random) check(ctx context.Context, p *Projection, rng *rand.Rand) {
 	require.NoError(r.t, err)
 	r.checkView(ctx, v, rng)
 	for checked := false; !checked; {
-		floor := p.Current().Floor() // it may have risen if a segment of the view was collected
+		floor := p.Current().Floor() // the floor may have risen if a segment of the view was collected
 		after := floor + Revision(rng.IntN(int(v.Revision()-floor)+1))
 		upto := after + Revision(rng.IntN(int(v.Revision()-after)+1))
 		checked = r.checkEvents(ctx, p, after, upto)
@@ -196,18 +197,18 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 			return n
 		}
 		require.Equal(r.t, inside(want), n)
-		since := at * 2654435761 % (v.Revision() + 1) // any revision, also below the floor, where it is not used
+		since := at * 2654435761 % (v.Revision() + 1) // any revision; one below the floor is not used
 		n, err = v.CountFrom(ctx, Keys{from.RowKey(), to.RowKey()}, at, inside(r.model.at(since)), since)
 		require.NoError(r.t, err)
 		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
 		r.since[r.checkSince(v, at)]++
 		r.checkSelection(ctx, v, at, want, rng)
-		r.checkOutline(ctx, v, at)
+		r.checkScanKeys(ctx, v, at)
 	}
 }
 
-// checkOutline checks that an outline has the rows of a scan, each with the same value or none.
-func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
+// checkScanKeys checks that ScanKeys yields the rows of a scan, each with the same value or none.
+func (r *random) checkScanKeys(ctx context.Context, v *View, at Revision) {
 	var rows []Row
 	for row, err := range v.Scan(ctx, "", "", at) {
 		require.NoError(r.t, err)
@@ -216,7 +217,7 @@ func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
 		rows = append(rows, row)
 	}
 	n := 0
-	for row, err := range v.Outline(ctx, "", "", at) {
+	for row, err := range v.ScanKeys(ctx, "", "", at) {
 		require.NoError(r.t, err)
 		require.Less(r.t, n, len(rows))
 		want := rows[n]
@@ -231,13 +232,13 @@ func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
 	require.Len(r.t, rows, n)
 }
 
-// numbered is the fact of a value; false for some values, whose facts nobody can tell.
+// numbered is the fact of a value; false for some values, which stand for rows whose facts cannot be told.
 func numbered(value string) (f Fact, ok bool) {
 	n, _ := strconv.Atoi(strings.TrimLeft(strings.Fields(value)[0], "v"))
 	return Fact(n % 4), n%31 != 0
 }
 
-// checkSelection checks that a selection has every wanted row, and no row that does not exist.
+// checkSelection checks that a selection has every wanted row, and only rows that exist.
 func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want map[string]string, rng *rand.Rand) {
 	either, or := Fact(rng.IntN(4)), Fact(rng.IntN(4))
 	selection := &Selection{Kind: "numbers", Demands: [][]Fact{{either, or}}, Facts: func(rows iter.Seq[Row]) (all []Fact, ok bool) {
@@ -287,7 +288,7 @@ func (r *random) checkSince(v *View, after Revision) (known bool) {
 	return true
 }
 
-// checkEvents returns false if a segment was collected and the floor has passed the revision after since.
+// checkEvents returns false if a segment was collected, and the floor has meanwhile passed the revision 'after'.
 func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Revision) bool {
 	var got, want []string
 	for e, err := range p.events(ctx, Keys{}, after, upto) {
@@ -338,9 +339,9 @@ func (r *random) checkPreconditions(ctx context.Context, v *View) {
 	}
 }
 
-// Warm and cold projections read random histories, void events and barriers included, as the model says, at every
-// revision between floor and head (invariants 2, 3, 11, 13), whoever commits, compacts, collects, purges and raises the
-// floor.
+// TestRandomHistories: at every revision between floor and head, warm and cold projections read the same as the model.
+// The histories are random, with void events and barriers (invariants 2, 3, 11, 13). Several projections commit,
+// compact, collect, purge and raise the floor meanwhile.
 func TestRandomHistories(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -379,7 +380,8 @@ func TestRandomHistories(t *testing.T) {
 	}
 }
 
-// The same holds if runs of every level are cut into small parts, and several parts have versions of one key.
+// TestRandomHistoriesOfSmallParts: projections also agree with the model if runs of every level are cut into small
+// parts, and several parts have versions of one key.
 func TestRandomHistoriesOfSmallParts(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -449,15 +451,18 @@ func TestRandomHistoriesOfSmallParts(t *testing.T) {
 	}
 }
 
-// seeds is how many histories a test has; one in a short run.
+// seeds is how many histories a test has: one in a short run, and two under the race detector.
 func seeds(n uint64) uint64 {
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		return 1
+	case eventlogtest.Slowdown > 1:
+		return 2
 	}
 	return n
 }
 
-// tend does one of the things that a projector does.
+// tend does one of a projector's jobs.
 func (r *random) tend(p *Projection) {
 	var err error
 	switch r.IntN(5) {
@@ -478,7 +483,8 @@ func (r *random) tend(p *Projection) {
 	require.NoError(r.t, err)
 }
 
-// Whichever bucket requests fail, or fail but persist, commits go on and reads stay right (invariants 6 and 7).
+// TestRandomHistoriesOverAFailingBucket: whichever bucket requests fail, or fail but persist, later commits succeed and
+// reads stay correct (invariants 6 and 7).
 func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long histories")
@@ -499,7 +505,7 @@ func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 				r.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
 					return []memory.Fault{memory.Fails, memory.FailsButPersisted, memory.Works, memory.Works, memory.Works, memory.Works}[faults.IntN(6)]
 				})
-				_, _ = p.Commit(r.ctx) // whether or not it fails, nothing may be lost
+				_, _ = p.Commit(r.ctx) // whether or not the commit fails, no event may be lost
 				_, _ = p.Compact(r.ctx)
 				_, _ = p.Collect(r.ctx, 0)
 				r.bucket.Inject(nil)

@@ -16,7 +16,7 @@ func leaseKey(name string) eventlog.Key {
 	return eventlog.Key{Cluster: "main", Resource: "leases", Prefix: "/leases", Namespace: "ns", Name: name}
 }
 
-// putKey is put for any key.
+// putKey does the work of put for any key.
 func (c *cell) putKey(key eventlog.Key, value string) Revision {
 	w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(value)}
 	last := c.last[key.Name]
@@ -27,8 +27,8 @@ func (c *cell) putKey(key eventlog.Key, value string) Revision {
 	return c.write(w)
 }
 
-// trimmable is a cell with a lease at two revisions that only archived events have, between two checkpoints. A rule
-// lets the lease's past go.
+// trimmable is a cell with two checkpoints. Between the checkpoints a lease has two revisions, which only archived
+// events have. A rule no longer keeps the lease's past.
 func trimmable(t *testing.T) (c *cell, config func(*Config), made, changed Revision) {
 	config = func(c *Config) {
 		c.InlineBytes, c.History = 1, 290*365*24*time.Hour
@@ -60,9 +60,10 @@ func (c *cell) trimAndCollect() {
 	require.NoError(c.t, err)
 }
 
-// A rule of history is carried out, and the old objects are collected, while a moment is read that the rule lets go.
-// One reader has the moment's view from before, and one has only an older root. Each read either returns what was true,
-// or says that the past is gone. No read combines parts of the old and the new root.
+// TestAMomentIsOfOneRoot: two readers read a moment that a rule of history no longer keeps. During the reads the rule
+// is carried out, and the old objects are collected. One reader has an earlier view of the moment, and the other has
+// only an older root. Each read either returns the state of the moment, or says that the past is gone. No read combines
+// parts of the old and the new root.
 func TestAMomentIsOfOneRoot(t *testing.T) {
 	lease := leaseKey("lease").RowKey()
 	reads := map[string]func(c *cell, p *Projection, past *View, made, changed Revision) error{
@@ -134,7 +135,8 @@ func TestAMomentIsOfOneRoot(t *testing.T) {
 	}
 }
 
-// If a checkpoint has gone since, a moment that was read from it is read from the newest root.
+// TestAMomentIsFoundInTheNewestRoot: if a checkpoint is no longer kept, a moment that was once read from the checkpoint
+// is read from the newest root.
 func TestAMomentIsFoundInTheNewestRoot(t *testing.T) {
 	config := func(c *Config) { c.InlineBytes, c.History = 1, 290*365*24*time.Hour }
 	c := newCell(t, config)
@@ -181,8 +183,8 @@ func (b *beforeARange) GetRange(ctx context.Context, key string, offset, length 
 	return b.lax.GetRange(ctx, key, offset, length)
 }
 
-// If a rule is carried out during a restore within one bucket, the new cell has all objects of the moment, or the
-// restore names what is missing.
+// TestARestoreIsOfOneRoot: if a rule is carried out during a restore within one bucket, the new cell has all objects of
+// the moment, or the restore names the missing objects.
 func TestARestoreIsOfOneRoot(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, 290*365*24*time.Hour
@@ -195,7 +197,7 @@ func TestARestoreIsOfOneRoot(t *testing.T) {
 	c.put("pod", "1")
 	c.commit()
 	c.put("pod", "2")
-	at := c.put("pod", "3") // has no checkpoint, but the next one reaches back to it
+	at := c.put("pod", "3") // no checkpoint has this revision, but the next one reaches back to it
 	c.put("pod", "4")
 	c.commit()
 	c.put("pod", "5")

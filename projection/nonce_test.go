@@ -10,7 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// loseOneSwap makes the next swap of the root fail without effect. Its author cannot know whether it took effect.
+// loseOneSwap makes the next swap of the root fail without effect. The author of the swap cannot know whether the swap
+// took effect.
 func (c *cell) loseOneSwap() {
 	lost := false
 	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
@@ -29,8 +30,8 @@ func (c *cell) newest() *root {
 	return now.root
 }
 
-// The nonce tells the outcome of a swap that was not answered. The work is done in the end, and is not taken for done
-// because some other root is there.
+// TestALostSwapIsNotTakenForWon: the nonce tells the outcome of a swap that was not answered. The work of the swap is
+// done in the end. Another root in the bucket does not make the work count as done.
 func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	for name, do := range map[string]func(c *cell){
 		"commit": func(c *cell) {
@@ -71,8 +72,8 @@ func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	}
 }
 
-// A collector must not take a lost swap for a won one. Otherwise it would delete the segments of a commit in flight,
-// whose swap can still succeed. The root would then name missing objects (invariant 7).
+// TestALostSwapDeletesNothing: a collector must not take a lost swap for won. Otherwise the collector would delete the
+// segments of a commit in flight, whose swap can still succeed. The root would then name missing objects (invariant 7).
 func TestALostSwapDeletesNothing(t *testing.T) {
 	commitDuring(t, func(c *cell, other *Projection) {
 		c.loseOneSwap()
@@ -81,8 +82,8 @@ func TestALostSwapDeletesNothing(t *testing.T) {
 	})
 }
 
-// A draft that breaks a promise of every root is not written. It is made only once, because another draft of the same
-// root would break the same promise.
+// TestAWrongRootIsNotWritten: a draft that breaks a promise of every root is not written. Such a draft is made only
+// once, because another draft of the same root would break the same promise.
 func TestAWrongRootIsNotWritten(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -110,8 +111,8 @@ func (b roots) Replace(ctx context.Context, key string, body []byte, etag string
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// Two projectors that fold the same events onto the same root write different roots. If the roots were equal, both
-// projectors would believe that they have won, on a server whose ETags are hashes.
+// TestEveryRootIsDifferent: two projectors that fold the same events onto the same root write different roots. If the
+// roots were equal, then on a server whose ETags are hashes both projectors would believe that they had won.
 func TestEveryRootIsDifferent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -12,7 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// stocked is a cell whose bucket has every kind of object. It also returns the cell's newest state.
+// stocked is a cell whose bucket has every kind of object. stocked also returns the configuration and the newest state
+// of the cell.
 func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -36,8 +37,9 @@ func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	return c, config, want
 }
 
-// TestEveryObjectOfTheBucket is the table of docs/run/recover.md: what happens to a cell when an object of its bucket
-// is damaged, lost, or replaced by another of its kind (the root: by an earlier one), and what helps.
+// TestEveryObjectOfTheBucket is the table of docs/run/recover.md. An object of the bucket is damaged, lost, or replaced
+// by another object of the same kind (the root: by an earlier root). The table has the effect on the cell, and the
+// remedy.
 func TestEveryObjectOfTheBucket(t *testing.T) {
 	newest := func(keys []string) string { return keys[len(keys)-1] }
 	named := func(refs []segmentRef) string { return refs[len(refs)-1].Key }
@@ -48,17 +50,17 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		"events": func(c *cell) string { return named(c.newest().Events) },
 		"pages":  func(c *cell) string { return c.newest().Pages[0].Key },
 		"idx":    func(c *cell) string { return c.newest().Index },
-		"seg/0":  func(c *cell) string { return c.named("seg/0/")[0] }, // only checkpoints name it
+		"seg/0":  func(c *cell) string { return c.named("seg/0/")[0] }, // only checkpoints name this segment
 	}
 	const itself = "KEY" // stands for the object's key
 	for _, row := range []struct {
 		kind, how string
-		// read, follow, past, commit and fsck are the expected errors, empty if all is well: of a read of the newest
-		// state, of the events from the floor on, of a read of the first revision, of a commit, and of fsck. KEY is the
-		// object's key.
+		// read, follow, past, commit and fsck are the expected errors, empty if there is none: of a read of the newest
+		// state, of a read of the events from the floor on, of a read of the first revision, of a commit, and of fsck.
+		// KEY is the object's key.
 		read, follow, past, commit, fsck string
 		// helps is the remedy: 'recover', 'drop' for dropping a checkpoint, a 'collection', a 'copy' of the old object,
-		// or nothing.
+		// or empty for none.
 		helps string
 	}{
 		{"root", "damaged", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
@@ -192,8 +194,8 @@ func other(t *testing.T, pick func(*cell) string) []byte {
 	return body
 }
 
-// The root is lost, and the checkpoint is another cell's, of the same revision. Recover does not use it, so that our
-// own log is not given up for it.
+// TestRecoverPassesByAnotherCellsCheckpoint: the root is lost, and the checkpoint is another cell's, of the same
+// revision. Recover does not use that checkpoint, because our own log would have to be given up for it.
 func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	config := hourly(1 << 20)
 	start := func(value string) (*cell, Revision, string) {
@@ -220,7 +222,8 @@ func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	c.requireState(map[string]string{"a": fmt.Sprint("ours@", rev)})
 }
 
-// Another cell's checkpoint lies beside our own, and is newer. The bucket's own events contradict it.
+// TestRecoverPassesByWhatEventsContradict: another cell's checkpoint lies next to our own, and is newer. The bucket's
+// own events contradict that checkpoint.
 func TestRecoverPassesByWhatEventsContradict(t *testing.T) {
 	config := hourly(1)
 	c, theirs := ruin(t, config), ruin(t, hourly(1<<20))
@@ -254,7 +257,7 @@ func orNil(err error) error {
 	return err
 }
 
-// Objects that a crashed probe has left do no harm, and fsck counts them as foreign.
+// TestAProbeThatIsLeftIsForeign: objects that a crashed probe has left are harmless, and fsck counts them as foreign.
 func TestAProbeThatIsLeftIsForeign(t *testing.T) {
 	c, config, want := stocked(t)
 	_, err := c.bucket.Create(c.ctx, "logplane/probe/X", []byte("1"))
@@ -269,7 +272,8 @@ func TestAProbeThatIsLeftIsForeign(t *testing.T) {
 	c.requireState(want)
 }
 
-// A segment that the root names is lost. A checkpoint that does not name it, with the later events, makes a new root.
+// TestRecoverRoundALostSegment: a segment that the root names is lost. A new root is made of a checkpoint that does not
+// name the segment, and of the later events.
 func TestRecoverRoundALostSegment(t *testing.T) {
 	c, config, want := stocked(t)
 	lost := c.newest().Segments

@@ -27,8 +27,8 @@ func (b *slowRoot) Get(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, err
 }
 
-// A root that was read before a commit and arrives after it does not replace the commit's root. Otherwise no view would
-// have what the commit applied.
+// TestAnOlderRootArrivesLate: a reader asks for the root before a commit, and gets this root after the commit. The
+// older root does not replace the commit's root. Otherwise no view would have the events that the commit applied.
 func TestAnOlderRootArrivesLate(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &slowRoot{lax: lax{c.bucket}}
@@ -40,7 +40,7 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 		_, err := p.Commit(c.ctx)
 		require.NoError(t, err)
 	}
-	_, err = p.Collect(c.ctx, 0) // it reads the root while a commit runs
+	_, err = p.Collect(c.ctx, 0) // Collect reads the root while a commit runs
 	require.NoError(t, err)
 	require.Nil(t, slow.do)
 	v, err := p.Latest(c.ctx)
@@ -51,8 +51,8 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// overtaken is a cell, a reader that is behind, and the reader's view. Since then the floor has risen to the view's
-// revision, and the segments that the view names were collected.
+// overtaken is a cell, a reader that is behind, and the reader's view. Since that view was made, the floor has risen to
+// the view's revision, and the segments that the view names were collected.
 func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	t.Helper()
 	c = newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -70,7 +70,8 @@ func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	return c, behind, v
 }
 
-// If another projector has compacted and collected a compaction's inputs, the compaction ends without an error.
+// TestACompactionIsOvertakenByACollection: if another projector has compacted and collected a compaction's inputs, the
+// compaction ends without an error.
 func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	c, behind, _ := overtaken(t)
 	merged, err := behind.Compact(c.ctx)
@@ -80,7 +81,7 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, c.latest().snap.root.Segments, v.snap.root.Segments)
 
-	// A segment that the newest root names, but that is not in the bucket, is lost. That is an error.
+	// A segment that the newest root names, but that is not in the bucket, is lost. Then the compaction fails.
 	for range runsPerLevel {
 		c.put("b", "b")
 		c.commit()
@@ -90,8 +91,8 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	require.ErrorIs(t, err, bucket.ErrNotFound)
 }
 
-// A reader whose segments were collected goes on with a newer root, but only at a revision that this root still has.
-// Below its floor it is incomplete.
+// TestAReaderIsOvertakenByTheFloor: a reader whose segments were collected continues with a newer root, but only at a
+// revision that this root still has. Below its floor the newer root is incomplete.
 func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	c, behind, v := overtaken(t)
 	head := v.Revision()
@@ -104,15 +105,16 @@ func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	require.Equal(t, map[string]string{"a": fmt.Sprintf("%d@%d", runsPerLevel-1, head)}, got)
 }
 
-// The same holds for a scan, which has its own way to go on.
+// TestAScanIsOvertakenByTheFloor: a scan, too, continues with a newer root only at a revision that the root still has.
+// A scan continues in another way than a get.
 func TestAScanIsOvertakenByTheFloor(t *testing.T) {
 	c, _, v := overtaken(t)
 	_, err := state(c.ctx, v, v.Revision()-1)
 	require.ErrorIs(t, err, ErrExpired, "a scan below the new floor")
 }
 
-// Events below the floor are refused, even if a segment that reaches above the floor still has them. Another process
-// would not have them, nor would this one after its next commit.
+// TestEventsBelowTheFloor: events below the floor are refused, even if a segment that reaches above the floor still has
+// them. Another process would not have these events, and this process would not have them after its next commit.
 func TestEventsBelowTheFloor(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 4 {
@@ -141,8 +143,8 @@ func TestEventsBelowTheFloor(t *testing.T) {
 	require.NoError(t, c.log.Tail(c.ctx, 0, head, func(eventlog.Event) error { return nil }), "the log still has all of them")
 }
 
-// Events that a reader is about to read from the log may be committed and purged first. Then a newer root has them. The
-// reader must read that root, although no newer head of the log suggests it.
+// TestAPurgeBetweenHeadAndTail: events that a reader is about to read from the log may be committed and purged first.
+// Then a newer root has these events. The reader must read that root, although no newer head of the log suggests it.
 func TestAPurgeBetweenHeadAndTail(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -162,7 +164,8 @@ func TestAPurgeBetweenHeadAndTail(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// No reader of events gets a stream with a hole, whatever the bucket holds (invariant 8).
+// TestAHoleInTheEventsIsAnError: no reader of events gets a stream with a hole, whatever the bucket holds (invariant
+// 8).
 func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	at := func(rev, span Revision) *record {
 		return &record{Event: eventlog.Event{Write: eventlog.Write{Op: eventlog.Added}, Revision: rev}, span: uint64(span)}
@@ -193,8 +196,8 @@ func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	}
 }
 
-// If the segment of a scan is collected meanwhile, the scan continues after its last row, with a newer root. No row is
-// missing or repeated.
+// TestAScanGoesOnOverACollection: if the segment of a scan is collected meanwhile, the scan continues after its last
+// row, with a newer root. No row is missing, and none is repeated.
 func TestAScanGoesOnOverACollection(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	var want, got []string
@@ -219,8 +222,8 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
 }
 
-// Two projectors each swap the same root for their own. The loser must not take the winner's root for its own: it has
-// the same serial, but not the events that the loser has folded.
+// TestASwapIsWonByItsNonceAlone: two projectors each swap the same root for their own. The loser must not take the
+// winner's root for its own: the winner's root has the same serial, but not the events that the loser has folded.
 func TestASwapIsWonByItsNonceAlone(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &between{lax: lax{c.bucket}, do: func() { require.NoError(t, c.Retain(c.ctx, 1, 0)) }}

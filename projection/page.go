@@ -13,7 +13,7 @@ import (
 
 const pageMagic = 0x6770_504c // "LPpg", little endian
 
-// page names an object that lists event segments of the archive, so that the root need not. It covers the revisions
+// page names an object that lists event segments of the archive, so that the root need not. The page has the revisions
 // from MinRevision on: listed segments that end before MinRevision are no longer kept.
 type page struct {
 	_                        struct{} `cbor:",toarray"`
@@ -21,8 +21,8 @@ type page struct {
 	MinRevision, MaxRevision Revision
 }
 
-// pageable are the event segments for the next page: the oldest of the archive, once they are half of what a root may
-// list.
+// pageable are the event segments for the next page: the oldest of the archive, once these are half of the segments
+// that a root may list.
 func (v *View) pageable() []segmentRef {
 	events, many := v.snap.root.Events, max(2, v.p.manyEvents)
 	if len(events) < many || events[many/2-1].MaxRevision > v.Floor() {
@@ -43,7 +43,7 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 			return nil, nil
 		}
 		next := v.snap.draft()
-		pg, err := p.writePage(ctx, refs) // in this root's generation: a collector deletes unnamed pages of older ones
+		pg, err := p.writePage(ctx, refs) // in this root's generation: a collector deletes unnamed pages of older generations
 		next.made = append(next.made, pg.Key)
 		if err != nil {
 			return next, err
@@ -58,11 +58,11 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 	return moved, nil
 }
 
-// writePage writes a page. With an error too it returns the name.
+// writePage writes a page. It returns the name also with an error.
 func (p *Projection) writePage(ctx context.Context, refs []segmentRef) (page, error) {
 	pg := page{MinRevision: refs[0].MinRevision, MaxRevision: refs[len(refs)-1].MaxRevision}
 	pg.Key = fmt.Sprintf("%s/pages/%020d-%020d-%s", p.config.Prefix, pg.MinRevision, pg.MaxRevision, rand.Text())
-	return pg, p.createFrame(ctx, "page", pg.Key, pageMagic, refs)
+	return pg, p.createObject(ctx, "page", pg.Key, encodeFrame(pageMagic, refs))
 }
 
 // page returns the segments of a page.
@@ -90,7 +90,7 @@ func (p *Projection) paged(ctx context.Context, r *root) (all []segmentRef, err 
 	return all, err
 }
 
-// check verifies what every page promises: its segments have no hole, and end with its last revision.
+// check verifies the promises of every page: the page's segments have no hole, and end with the page's last revision.
 func (pg *page) check(refs []segmentRef) error {
 	if len(refs) == 0 || refs[0].MinRevision > pg.MinRevision || refs[len(refs)-1].MaxRevision != pg.MaxRevision {
 		return fmt.Errorf("it is not of the revisions %d to %d: %w", pg.MinRevision, pg.MaxRevision, ErrDamaged)

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// A root does not grow with its archive: 10 GB, or 100 GB, of events in segments of 8 MiB cost a root, and so each
-// commit, some kilobytes, and a checkpoint nothing.
+// TestRootsOfLargeArchives: a root does not grow with its archive: 10 GB, or 100 GB, of events in segments of 8 MiB add
+// some kilobytes to a root, and so to each commit. They add nothing to a checkpoint.
 func TestRootsOfLargeArchives(t *testing.T) {
 	size := func(gigabytes int) (inRoot, inCheckpoint, pages int) {
 		c := newCell(t)
@@ -69,8 +69,9 @@ func TestRootsOfLargeArchives(t *testing.T) {
 	}
 }
 
-// The archive is read through its pages as from the root: each moment, each history. Events that History no longer
-// keeps are garbage, even in the middle of a page. So is a page of which nothing is kept.
+// TestArchiveOfPages: each moment and each history is read through the archive's pages as from the root. Event segments
+// that History no longer keeps are garbage, even those in the middle of a page. A page is garbage if none of its
+// segments is kept.
 func TestArchiveOfPages(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -147,7 +148,7 @@ func TestArchiveOfPages(t *testing.T) {
 	require.Equal(t, 4, objects("pages"))
 }
 
-// A lost or damaged page is reported. The objects that it may name are not taken for garbage.
+// TestLostPages: a lost or damaged page is reported. The objects that the page may name are not taken for garbage.
 func TestLostPages(t *testing.T) {
 	config := func(c *Config) { c.InlineBytes, c.History = 1, time.Hour }
 	c := newCell(t, config)
@@ -162,7 +163,7 @@ func TestLostPages(t *testing.T) {
 	require.Len(t, pages, 2)
 	_, err := c.Collect(c.ctx, 0)
 	require.NoError(t, err)
-	requireClean(t, c.another(config)) // nothing that pages name was taken for garbage
+	requireClean(t, c.another(config)) // no object that pages name was taken for garbage
 	for _, name := range []string{"00000000000000000001-00000000000000000001", "00000000000000000006-00000000000000000006"} {
 		_, err = c.bucket.Create(c.ctx, "logplane/events/"+name+"-orphan", nil)
 		require.NoError(t, err)

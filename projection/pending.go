@@ -9,15 +9,16 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Provisional is below the provisional revisions, which the writes of a Pending have until they are appended. It is
-// above the revisions of any log.
+// Provisional is below the provisional revisions, which the writes of a Pending have until they are appended.
+// Provisional is above the revisions of any log.
 const Provisional = Revision(1) << 62
 
 // provisionals counts the provisional revisions, so that none recurs: decoded objects are cached by their revision.
 var provisionals atomic.Uint64
 
-// Pending is what one writer will append in one batch. It makes its writes one after another. Each is computed from a
-// view that shows the writes before it, and that nobody else sees. A Pending is not safe for concurrent use.
+// Pending holds the writes that one writer will append in one batch. The writes are made one after another. Each write
+// is computed from a view that shows the earlier writes. Nobody else sees that view. A Pending is not safe for
+// concurrent use.
 type Pending struct {
 	base *View
 	// view is the base with the writes.
@@ -28,10 +29,10 @@ type Pending struct {
 	byRevision map[Revision]*pendingKey
 }
 
-// pendingKey is what was written to one key.
+// pendingKey is the outcome of all writes to one key.
 type pendingKey struct {
 	last Write
-	// record is what the view shows of the key.
+	// record is the key's record in the pending view.
 	record *record
 	// created says that the base has no such object.
 	created bool
@@ -42,7 +43,7 @@ type pendingKey struct {
 // Pending begins a batch on the view.
 func (v *View) Pending() *Pending {
 	shown := *v
-	// A newer root may contain events after the base, and nothing would tell them apart from the base's events.
+	// A newer root may contain events after the base, and nothing would distinguish these events from the base's.
 	shown.again = func(context.Context, *View) (*View, error) {
 		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
 	}
@@ -69,14 +70,14 @@ func (p *Pending) Len() int {
 // nothing says that an object was made and deleted again, so that there is nothing to append.
 func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eventlog.Deleted }
 
-// Deleted says whether the writes have deleted an object that the base has, without making another one in its place.
+// Deleted says whether the writes have deleted an object that the base has, without making another object in its place.
 func (p *Pending) Deleted(key eventlog.Key) bool {
 	k := p.byKey[key.RowKey()]
 	return k != nil && !k.created && k.last.event.Op == eventlog.Deleted
 }
 
-// Add adds writes to what will be appended. They must have been computed from the pending view. Add returns the
-// provisional revision of the last one.
+// Add adds writes to the batch. The writes must have been computed from the pending view. Add returns the provisional
+// revision of the last write.
 func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 	for _, w := range writes {
 		if w.view != p.view {
@@ -108,9 +109,10 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 	return shown.Revision(), nil
 }
 
-// Rebase makes a newer view the base of the batch, which was computed from an older one. It may, if nothing has changed
-// since that the batch writes or that decides about one of its writes; decides gives the keys that decide about a key.
-// Otherwise Rebase changes nothing, and returns the key of a write that has lost. Errors are those of View.EventsOf.
+// Rebase makes a newer view the base of the batch, unless a key has changed since the old base: a key that the batch
+// writes, or a key that decides about one of the batch's writes. The function 'decides' returns the keys that decide
+// about a key. If such a key has changed, Rebase changes nothing, and returns the key of a write that has lost. Errors
+// are those of View.EventsOf.
 func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key) []Keys) (lost eventlog.Key, err error) {
 	deciding := map[Keys]eventlog.Key{}
 	for _, k := range p.keys {
@@ -160,7 +162,7 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 			w = at.Delete()
 		}
 		writes = append(writes, w.By(k.last.event.Author))
-		k.appended = Revision(len(writes)) // its place in the batch, until the batch is appended
+		k.appended = Revision(len(writes)) // its position in the batch, until the batch is appended
 	}
 	if len(writes) == 0 {
 		return 0, nil

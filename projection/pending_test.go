@@ -25,8 +25,8 @@ func values(ctx context.Context, v *View) (map[string]string, error) {
 }
 
 // TestPending: a batch of random writes sees its own writes as if each had been appended, and becomes one append with
-// each key once. Nobody else sees it before, and nothing of it is there if it loses. Meanwhile others append, and a
-// projector commits.
+// each key once. Nobody else sees the batch before the append. If the batch loses, none of its writes takes effect.
+// Meanwhile others append, and a projector commits.
 func TestPending(t *testing.T) {
 	rounds := 60
 	if testing.Short() {
@@ -59,7 +59,7 @@ func TestPending(t *testing.T) {
 				w = at.Delete()
 				delete(model, name)
 			case !live && p.Deleted(podKey(name)):
-				continue // callers that check Deleted do not make another in its place
+				continue // callers that check Deleted do not make another object in its place
 			default:
 				model[name] = fmt.Sprint(round, ".", n)
 			}
@@ -125,8 +125,8 @@ func TestPending(t *testing.T) {
 	}
 }
 
-// TestPendingTogether: writers of batches on one log never see another's write before it is appended, and each batch is
-// there completely or not at all. Each batch adds to two counters.
+// TestPendingTogether: the writers of batches on one log never see another writer's write before it is appended, and
+// each batch takes effect completely or not at all. Each batch adds to two counters.
 func TestPendingTogether(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "0")
@@ -170,7 +170,8 @@ func TestPendingTogether(t *testing.T) {
 	require.Equal(t, map[string]string{"a": fmt.Sprint(2 * writers * rounds), "b": fmt.Sprint(writers * rounds)}, got)
 }
 
-// TestRebase: a batch is moved to a newer view unless something that it writes, or that decides about it, has changed.
+// TestRebase: a batch is moved to a newer view unless a key that the batch writes, or that decides about the batch, has
+// changed.
 func TestRebase(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("mine", "1")
@@ -205,7 +206,7 @@ func TestRebase(t *testing.T) {
 	require.Equal(t, podKey("mine"), rebase(p, nothing))
 	_, err = p.Append(c.ctx, "lost")
 	require.ErrorIs(t, err, eventlog.ErrConflict)
-	for _, name := range []string{"other", "mine"} { // also if a commit has moved the events out of the tail
+	for _, name := range []string{"other", "mine"} { // also after a commit has moved the events out of the tail
 		p = begin()
 		c.put(name, "4")
 		c.commit()
@@ -214,7 +215,8 @@ func TestRebase(t *testing.T) {
 	}
 }
 
-// An object that is made, deleted and made again is another object: only the writes of the last one became an event.
+// TestPendingMadeAgain: an object that is made, deleted and made again is another object: only the writes of the last
+// object became an event.
 func TestPendingMadeAgain(t *testing.T) {
 	c := newCell(t)
 	p := c.latest().Pending()
@@ -238,8 +240,9 @@ func TestPendingMadeAgain(t *testing.T) {
 	}
 }
 
-// A pending view is never combined with a newer root: its provisional revisions are above all others, and the root may
-// have events after its base. Here everything that the base's root names is collected while a batch is computed.
+// TestPendingIsNotRenewed: a pending view is never combined with a newer root: its provisional revisions are above all
+// others, and the root may have events after the view's base. Here every object that the base's root names is collected
+// while a batch is computed.
 func TestPendingIsNotRenewed(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)

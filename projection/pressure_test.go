@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// grow adds events to the log, which nobody commits.
+// grow adds events to the log. It does not commit them.
 func (c *cell) grow(events, size int) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range events {
@@ -29,7 +29,8 @@ func (c *cell) grow(events, size int) {
 	}
 }
 
-// While no commit succeeds, every write beyond the budget is refused, until a commit succeeds.
+// TestWritesAreRefusedWhileNothingIsCommitted: while no commit succeeds, every write beyond the budget is refused,
+// until a commit succeeds.
 func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	quiet(t)
 	small := func(c *Config) { c.TailBytes = 100_000 }
@@ -58,7 +59,8 @@ func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	require.Equal(t, v.Revision(), v.Applied())
 }
 
-// A write that finds the tail over its budget during a commit waits for the commit, and is not refused.
+// TestAWriteWaitsForRelief: a write that finds the tail over its budget during a commit waits for the commit, and is
+// not refused.
 func TestAWriteWaitsForRelief(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -87,7 +89,8 @@ func TestAWriteWaitsForRelief(t *testing.T) {
 	require.NoError(t, <-written)
 }
 
-// Another process commits, and nobody writes any more. The commit is noticed all the same, and costs no write.
+// TestAnotherCommitRelieves: another process commits, and nobody writes any more. A process notices the commit, without
+// a write of its own to the bucket.
 func TestAnotherCommitRelieves(t *testing.T) {
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)
@@ -107,7 +110,8 @@ func TestAnotherCommitRelieves(t *testing.T) {
 	require.Zero(t, counted.Counts().Create+counted.Counts().Replace)
 }
 
-// Without a projector, a process commits itself once its tail is long, and not before.
+// TestAReaderCommitsWithoutAProjector: without a projector, a process itself commits once its tail is long, and not
+// before.
 func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.TailBytes = 200_000 })
 	c.grow(20, 1000)
@@ -124,7 +128,7 @@ func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 	}
 }
 
-// An idle cell costs no request. A projector under pressure does not wait for its cadence.
+// TestTheProjectorsCadence: an idle cell costs no request. A projector under pressure does not wait for its cadence.
 func TestTheProjectorsCadence(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -173,7 +177,7 @@ func (b *timed) Replace(ctx context.Context, key string, body []byte, etag strin
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// The time that relief costs the request is bounded, however long the request itself may take.
+// TestReliefIsBounded: relieve delays a request for a bounded time, however long the request itself may take.
 func TestReliefIsBounded(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -190,7 +194,7 @@ func TestReliefIsBounded(t *testing.T) {
 	require.LessOrEqual(t, b.left, relieveTime)
 }
 
-// The tail is held in the caches' budget until it is committed.
+// TestTheTailIsHeld: the tail is held in the caches' budget until it is committed.
 func TestTheTailIsHeld(t *testing.T) {
 	budget := cache.NewBudget(1 << 20)
 	c := newCell(t, func(c *Config) { c.Budget, c.InlineBytes = budget, 1 })
@@ -223,7 +227,8 @@ func TestTheTailIsHeld(t *testing.T) {
 	require.Equal(t, map[string]float64{"logplane_cache_budget_bytes": 1 << 20, "logplane_cache_bytes": float64(cached), "logplane_cache_held_bytes": float64(held)}, told)
 }
 
-// A tail that exceeds the whole budget leaves room for blocks: a block that was read once is not read again.
+// TestALongTailLeavesRoomForBlocks: a tail that exceeds the whole budget leaves room for blocks: a block that was read
+// once is not read again.
 func TestALongTailLeavesRoomForBlocks(t *testing.T) {
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
@@ -26,53 +27,53 @@ type Config struct {
 	Bucket bucket.Bucket
 	// Prefix of the cell's objects in the bucket, 'logplane' by default.
 	Prefix string
-	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by
+	// InlineBytes is how many compressed bytes of rows the root holds before the rows spill to a segment; 256 KiB by
 	// default.
 	InlineBytes int
-	// Budget is what decoded segment blocks share with the process's other caches; 64 MiB by default. The tail counts
-	// in it too. Facts of blocks (Selection) may take an eighth of it in addition.
+	// Budget is the memory that decoded segment blocks share with the process's other caches; 64 MiB by default. The
+	// tail counts towards it too. Facts of blocks (Selection) may take an eighth of the budget in addition.
 	Budget *cache.Budget
-	// CacheFolder is a folder on a local disk that keeps the bytes that were read of immutable objects; empty for none.
-	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
+	// CacheFolder keeps bytes of immutable objects on a local disk; empty for none. CacheFolderBytes is its budget, 1
+	// GiB by default. Processes may share the folder.
 	CacheFolder      string
 	CacheFolderBytes int64
 	// TailBytes is how many bytes of events may come after the snapshot; by default half of Budget, and at least 32
-	// MiB. Beyond a quarter of it Latest commits. Beyond all of it View.Append refuses writes.
+	// MiB. Latest commits if the tail is longer than a quarter of TailBytes. View.Append refuses writes if the tail is
+	// longer than TailBytes.
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
-	// Founded says that the cell has had a root since it was made. A bucket without a root then belongs to another
-	// cell, and every call fails with ErrNoRoot. Otherwise a commit to a wrong bucket would have the log's beginning
-	// purged.
+	// Founded says that the cell has had a root since it was made. Then every call fails with ErrNoRoot in a bucket
+	// without a root: a commit to a wrong bucket would have the log's beginning purged.
 	Founded bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
 	// HistoryRules keep the past of some objects for a shorter time than History. All processes of a cell should be
 	// given the same rules.
 	HistoryRules []HistoryRule
-	// Checkpoints say which roots are kept beside the newest one; none by default. All processes of a cell should be
-	// given the same rules, and the same retentions.
+	// Checkpoints say which older roots are kept; none by default. All processes of a cell should be given the same
+	// rules, and the same retentions.
 	Checkpoints []CheckpointRule
 	// Grace is how old garbage must be, by the bucket's clock, before it is deleted; 15 min by default. No commit may
-	// take longer, nor any list that reads one view.
+	// take longer, and neither may a list that reads one view.
 	Grace time.Duration
 	// Tracer gets a span for each traced event that this process commits, in the trace of the request that wrote it;
 	// none by default.
 	Tracer trace.Tracer
 }
 
-// Projection reads and commits one cell. Any number of them, in any number of processes, may do both at once (invariant
-// 7). It is safe for concurrent use and owns no goroutine.
+// Projection reads and commits one cell. Any number of Projections, in any number of processes, may read and commit one
+// cell at once (invariant 7). A Projection is safe for concurrent use and owns no goroutine.
 type Projection struct {
 	config Config
 	cache  blockCache
 	facts  *factCache
 	// pasts are the snapshots of checkpoints, by the checkpoint's key.
 	pasts *cache.Cache[string, *snapshot]
-	// pages are the pages of the archive by key, archived the segments of pages that were opened.
+	// pages are the pages of the archive by key, archived the opened segments of pages.
 	pages    *cache.Cache[string, []segmentRef]
 	archived *cache.Cache[archivedID, *part]
-	// folded are the tails that were folded of archived events.
+	// folded are the tails that were folded from archived events.
 	folded *cache.Cache[foldedKeys, *tail]
 	// folder is the folder of the newest generation; nil if none is configured, and before the first view.
 	folder atomic.Pointer[folder]
@@ -80,32 +81,35 @@ type Projection struct {
 	// view is the newest view. publishing is held while view is replaced, and never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
-	// purgeLog, fenceLog and fillLog are the log's methods; tests replace them with ones that fail or write less.
+	// purgeLog, fenceLog and fillLog are the log's methods; tests replace these methods with functions that fail or
+	// write less.
 	purgeLog, fenceLog func(context.Context, Revision) error
 	fillLog            func(context.Context) (Revision, error)
-	// rootFooters is how many bytes of footers a root holds itself, manyEvents how many event segments it lists before
-	// some are joined, partBytes how many bytes a part of a run has; tests lower them.
+	// rootFooters is how many bytes of footers a root holds itself. manyEvents is how many event segments a root lists
+	// before some are joined. partBytes is how many bytes a part of a run has. Tests lower all three.
 	rootFooters, manyEvents, partBytes int
-	// pins maps a checkpoint's key to the names that it pins, which never change.
+	// pins maps a checkpoint's key to the names that the checkpoint pins. These names never change.
 	pins sync.Map
-	// broken maps a segment's key to the time when a compaction could not read it. Compactions avoid it for brokenTime.
+	// broken maps a segment's key to the time when a compaction could not read it. Compactions avoid the segment for
+	// brokenTime.
 	broken sync.Map
-	// undecided is a draft whose put failed, so that nobody knows whether it is the root. Only swapRoot sets it.
+	// undecided is a draft whose put failed, so that nobody knows whether it is the root. Only swapRoot sets undecided.
 	undecided atomic.Pointer[draft]
-	// givesUp is set by PlanFence: commits leave out an event that no server has whole, and every event after it.
+	// givesUp is set by PlanFence: commits leave out an event that no server has undamaged, and every event after it.
 	givesUp atomic.Bool
 	// fatal is set once the log has turned out to be another one (invariant 9). failing is closed at the same time.
 	fatal   atomic.Pointer[error]
 	failing chan struct{}
 
-	// reading lets one caller read root and tail for all that wait. committing lets one commit at a time, following
-	// lets one follow the log, and relieving lets one shorten a long tail.
+	// reading lets one caller read root and tail for all callers that wait. committing lets one caller at a time
+	// commit, following lets one follow the log, and relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
-	// sparing is the time, in nanoseconds since 1970, until which requests ask the bucket only for what they must have.
+	// sparing is a time, in nanoseconds since 1970. Until this time requests ask the bucket only for objects that they
+	// cannot do without.
 	sparing atomic.Int64
 }
 
-// Open returns a Projection. It reads nothing; the first view does.
+// Open returns a Projection. Open reads nothing; the first view reads root and log.
 func Open(c Config) (*Projection, error) {
 	if c.Log == nil || c.Bucket == nil {
 		return nil, errors.New("open a projection: it needs a log and a bucket")
@@ -131,7 +135,7 @@ func open(c Config) (*Projection, error) {
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	c.CacheFolderBytes = cmp.Or(c.CacheFolderBytes, 1<<30)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes,
-		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
+		cache: newBlockCache(c.Budget), facts: cache.New[factsID, *facts](cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
 		pages: cache.New[string, []segmentRef](c.Budget), archived: cache.New[archivedID, *part](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
@@ -140,6 +144,9 @@ func open(c Config) (*Projection, error) {
 	}
 	if err := os.MkdirAll(c.CacheFolder, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of the block cache: %w", err)
+	}
+	if err := unix.Access(c.CacheFolder, unix.R_OK|unix.W_OK|unix.X_OK); err != nil {
+		return nil, fmt.Errorf("--block-cache-folder is '%s', where this user cannot write: make it writable, or give another folder: %w", c.CacheFolder, err)
 	}
 	return p, nil
 }
@@ -152,7 +159,7 @@ func (p *Projection) Budget() *cache.Budget { return p.config.Budget }
 // Shrink drops most of the decoded blocks, the least recently used first.
 func (p *Projection) Shrink() {
 	p.cache.blocks.Shrink()
-	p.cache.outlines.Shrink()
+	p.cache.summaries.Shrink()
 	p.facts.Shrink()
 }
 

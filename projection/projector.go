@@ -12,17 +12,17 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// job is one kind of work of a projector. Each job fails, backs off, and is counted by itself.
+// job is one kind of work of a projector. Each job fails, backs off and is counted separately from the other jobs.
 type job struct {
 	name string
 	do   func(context.Context) (more bool, err error)
-	// pause is how long the job rests after a first failure. It doubles with each further failure, up to most.
+	// pause is how long the job rests after a first failure. The pause doubles with each further failure, up to most.
 	pause, most time.Duration
 	failures    int
 	again       time.Time
 }
 
-// jobs are the work that tends the bucket. The longest comes last, for callers with little time.
+// jobs are the work that tends the bucket. The longest job comes last, for callers with little time.
 func (p *Projection) jobs() []*job {
 	var swept time.Time
 	sweep := func(ctx context.Context) (bool, error) {
@@ -62,12 +62,10 @@ func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 	return false, err
 }
 
-// Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if
-// readers would otherwise have a long tail to read. After commits, it tends the bucket. An idle cell costs no request.
-// Run returns when ctx ends, or with an error that is final, such as eventlog.ErrDiverged.
-//
-// If Run is killed at any point, the bucket has either the old root or the new one. Everything else it wrote is
-// garbage.
+// Run is the projector. It follows the log and commits new events: at most once every cadence, or at once if readers
+// would otherwise have a long tail to read. After commits, it tends the bucket. An idle cell costs no request. Run
+// returns when ctx ends, or with an error that is final, such as eventlog.ErrDiverged. If the process is killed, the
+// bucket has either the old root or the new one, and perhaps garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	commit := &job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
 		do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
@@ -84,8 +82,8 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 }
 
 // commitAll commits the events that are there, and then new ones as they come. A barrier alone causes no commit: on a
-// replicated log a commit causes a barrier, so the two would never end. If the log was purged and the root cannot be
-// read, commitAll begins again.
+// replicated log a commit causes a barrier, so commits and barriers would never end. If the log was purged and the root
+// cannot be read, commitAll begins again.
 func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Ticker, committed chan<- struct{}) error {
 	for {
 		if err := p.commitSurely(ctx, commit, nil); err != nil {
@@ -115,12 +113,12 @@ func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Tick
 	}
 }
 
-// commitSurely commits, and tries again while the bucket refuses it. An error that it returns is final.
+// commitSurely commits, and tries again while the bucket refuses the commit. An error that it returns is final.
 func (p *Projection) commitSurely(ctx context.Context, commit *job, committed chan<- struct{}) error {
 	for {
 		_, err := p.work(ctx, commit)
 		select {
-		case committed <- struct{}{}: // also after a failure, which is no reason to let the bucket grow
+		case committed <- struct{}{}: // also after a failure, which must not make the bucket grow
 		default:
 		}
 		if err == nil || p.failed() != nil || final(err) {
@@ -156,10 +154,9 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 	}
 }
 
-// Once does what Run does, for a function that a timer calls: it commits, collects garbage if a grace period has
-// passed, trims the past, and joins and merges segments once if that is due. merged says that there may be more to
-// merge. A failure does not stop the later jobs, except that of the commit if it is final or leaves the root undecided.
-// err joins all failures.
+// Once does the work of Run for a function that a timer calls: it commits, and does each job once if the job is due.
+// merged says that there may be more to merge. A failed job does not stop the later jobs. A failed commit stops the
+// jobs if the failure is final or leaves the root undecided. err joins all failures.
 func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
 	commit := &job{name: "commit", do: func(ctx context.Context) (_ bool, err error) { applied, err = p.Commit(ctx); return false, err }}
 	_, err = p.work(ctx, commit)

@@ -16,24 +16,25 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// RecoverPlan says what Recover would do, or has done, to a cell whose root is damaged, lost or old.
+// RecoverPlan is the effect that Recover would have, or has had, on a cell whose root is damaged, lost or old.
 type RecoverPlan struct {
-	// Wrong is what is wrong with the root. It is nil if nothing is; then there is nothing to recover.
+	// Wrong says what is wrong with the root. If it is nil, nothing is wrong, and there is nothing to recover.
 	Wrong error
 	// From is the key of the newest root or checkpoint that can be read completely, empty for the cell's beginning.
-	// Passed says why newer ones, and other objects that were examined, are not used.
+	// Passed says why newer roots and checkpoints, and other objects that were examined, are not used.
 	From   string
 	Passed []error
-	// Revision is the last revision up to which From and the event segments after it have everything. Time is its log
-	// time.
+	// Revision is the last revision up to which From and the event segments after From have every event. Time is the
+	// log time of Revision.
 	Revision Revision
 	Time     time.Time
-	// Log is what the log held. Lost says why none of its events can be kept: the log does not belong to the bucket, or
-	// no server has one of them undamaged. It is nil if they can be kept.
+	// Log has the log's bounds. Lost says why none of the log's events can be kept: the log does not belong to the
+	// bucket, or one of the events is undamaged on no server. Lost is nil if the events can be kept.
 	Log  eventlog.Bounds
 	Lost error
-	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if
-	// nothing is missing. Until is the log time of the first event after the gap, zero if there is none.
+	// Missing is the last revision that neither bucket nor log has; the first missing revision is the one after
+	// Revision. It is 0 if nothing is missing. Until is the log time of the first event after the gap, zero if there is
+	// none.
 	Missing Revision
 	Until   time.Time
 	// To is the first revision after the fence that must follow. It is 0 if nothing is lost, so that no fence is
@@ -64,8 +65,8 @@ const recoveredSerials = 1 << 32
 // such event, so every process stops with ErrDiverged.
 const recoveredID = "recover-"
 
-// PlanRecover finds out what can be recovered of a cell whose root cannot be read, is missing, or ends before the log
-// begins. It reads all that the new root would name, and writes nothing.
+// PlanRecover finds out how much can be recovered of a cell whose root cannot be read, is missing, or ends before the
+// log begins. It reads all objects that the new root would name, and writes nothing.
 func (p *Projection) PlanRecover(ctx context.Context) (*RecoverPlan, error) {
 	plan, err := p.planRecover(ctx)
 	if err != nil {
@@ -130,7 +131,8 @@ type candidate struct {
 	root *root
 }
 
-// examineRoot reads the root, and records in the plan what is wrong with it. It returns nil if the root cannot be read.
+// examineRoot reads the root, and records in the plan what is wrong with the root. It returns nil if the root cannot be
+// read.
 func (p *Projection) examineRoot(ctx context.Context, plan *RecoverPlan, there remains) (*root, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {
@@ -159,7 +161,7 @@ func (p *Projection) examineRoot(ctx context.Context, plan *RecoverPlan, there r
 	return r, nil
 }
 
-// lacks are the keys of the objects that a root needs, but that the bucket lacks or has in another size.
+// lacks are the keys of the objects that a root needs, but that the bucket lacks or has with another size.
 func (there remains) lacks(r *root) (missing []string) {
 	for _, ref := range slices.Concat(r.Segments, r.Events) {
 		if there[ref.Key].Size != ref.Size {
@@ -174,8 +176,9 @@ func (there remains) lacks(r *root) (missing []string) {
 	return missing
 }
 
-// readCheckpoints returns the checkpoints that can be read and whose objects are all there, ascending. Of two with one
-// revision it returns the younger: the older was rewritten, and is garbage. The plan says which cannot be used.
+// readCheckpoints returns the checkpoints that can be read and whose objects are all there, ascending. If two have the
+// same revision, it returns the younger: the older was rewritten, and is garbage. The plan says which checkpoints
+// cannot be used.
 func (p *Projection) readCheckpoints(ctx context.Context, plan *RecoverPlan, there remains) (whole []candidate, err error) {
 	found := slices.SortedFunc(maps.Values(there), func(a, b bucket.Attributes) int {
 		return cmp.Or(cmp.Compare(keyRevision(a.Key), keyRevision(b.Key)), a.Modified.Compare(b.Modified))
@@ -294,8 +297,9 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	return nil
 }
 
-// contradicted fails if an event segment has another event at the candidate's last revision, and none has the
-// candidate's. Then the candidate belongs to another cell. An event segment that cannot be read proves nothing.
+// contradicted fails if an event segment has another event at the candidate's last revision, and no event segment has
+// the candidate's event. Then the candidate belongs to another cell. An event segment that cannot be read proves
+// nothing.
 func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFile) error {
 	var other error
 	confirmed := false
@@ -324,10 +328,10 @@ func (p *Projection) contradicted(ctx context.Context, r *root, files []eventFil
 	return other
 }
 
-// readable makes the plan's root from a candidate's, and reads all that it names. A checkpoint does not name the event
-// segments of the archive. So if there is an archive, they are listed again, as far back as they have no hole. It is
-// unknown what rules have let go since, so the past of such objects begins at the floor. Footers are read from
-// segments.
+// readable makes the plan's root from the candidate's root, and reads all objects that the plan's root names. No
+// checkpoint names the event segments of an archive. So if there is an archive, readable lists these segments again, as
+// far back as they have no hole. Rules may have trimmed some of these events since, and nobody knows which. So the past
+// of the objects of such rules begins at the floor.
 func (p *Projection) readable(ctx context.Context, plan *RecoverPlan, of *root, files []eventFile) (*verification, error) {
 	r := of.clone()
 	r.Serial += recoveredSerials
@@ -382,9 +386,9 @@ func (p *Projection) openEvents(ctx context.Context, f eventFile) (*segment.Read
 		MaxKey: []byte(sum.MaxKey), MinRevision: f.first, MaxRevision: f.last}, nil
 }
 
-// readBridge continues from a root with event segments that no checkpoint names, as far as they go, and returns them.
-// It advances the root's applied revision, and adds their events to those that are compared with the log. It skips a
-// segment that is damaged.
+// readBridge continues from a root with event segments that no checkpoint names, as far as the segments go, and returns
+// the segments. It advances the root's applied revision, and adds the segments' events to the events that are compared
+// with the log. It skips a damaged segment.
 func (p *Projection) readBridge(ctx context.Context, v *verification, at *root, files []eventFile) (bridge []eventFile, err error) {
 	for i := len(files) - 1; i >= 0; i-- { // take the segment that reaches farthest
 		f := files[i]
@@ -429,13 +433,13 @@ func (p *Projection) bridged(ctx context.Context, f eventFile, after Revision, y
 	return nil
 }
 
-// Recover does what the plan says. The operator vouches that all processes of the cell have stopped.
+// Recover carries out the plan. The operator vouches that all processes of the cell have stopped.
 //
-//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if needed. A crash here
-//     leaves garbage.
-//  2. The root is created, or replaced if it is still the one that the plan has seen. If nothing is lost, that is all,
-//     and the log goes on. Otherwise the new root ends with an event that the log does not have. A crash after this
-//     leaves a cell that every process refuses with ErrDiverged, until an operator fences it.
+//  1. Events that the bucket and the log have after the plan's checkpoint are written as segments, if needed. A crash
+//     here leaves garbage.
+//  2. The root is created, or replaced if it is still the one that the plan has seen. If nothing is lost, Recover is
+//     done, and the log continues. Otherwise the new root ends with an event that the log does not have. A crash after
+//     this leaves a cell that every process refuses with ErrDiverged, until an operator fences it.
 //  3. The cell is fenced above every revision that was ever used (invariant 9).
 func (p *Projection) Recover(ctx context.Context, plan *RecoverPlan) error {
 	next := &draft{root: plan.root.clone(), over: p.snapshotOf(&root{}, nil, nil, plan.etag, nil)}
@@ -506,8 +510,8 @@ func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft)
 	return p.spill(ctx, next, records)
 }
 
-// foldOver folds the log's events, with barriers for the missing revisions before them. The version that an event
-// replaced may be among the missing. So the base that a key's first valid event names is trusted.
+// foldOver folds the log's events, with barriers for the missing revisions before them. The base that a key's first
+// event names is trusted, since that base may be among the missing revisions.
 func (p *Projection) foldOver(ctx context.Context, plan *RecoverPlan, next *draft, fold func(*record) error) error {
 	log, err := p.config.Log.Extent(ctx)
 	if err != nil {

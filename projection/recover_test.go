@@ -23,7 +23,8 @@ func hourly(inline int) func(*Config) {
 	}
 }
 
-// ruin is a cell whose bucket will be damaged. The bucket is not strict, because that would forbid it.
+// ruin is a cell whose bucket will be damaged. The bucket is not strict, because a strict bucket would forbid the
+// damage.
 func ruin(t *testing.T, config func(*Config)) *cell {
 	quiet(t)
 	c := newCell(t)
@@ -40,7 +41,7 @@ func founded(config func(*Config)) func(*Config) {
 	}
 }
 
-// damage flips a bit of an object; of a segment, in its first block.
+// damage flips a bit of an object. In a segment, the bit is in the first block.
 func (c *cell) damage(key string) {
 	c.t.Helper()
 	body, etag, err := c.bucket.Get(c.ctx, key)
@@ -70,7 +71,7 @@ func (c *cell) restarted(config func(*Config)) *cell {
 	return &next
 }
 
-// recovered carries out a plan, in its own process, and returns the cell afterwards, which must be clean.
+// recovered carries out a plan, in its own process, and returns the cell afterwards. The cell must be clean.
 func (c *cell) recovered(config func(*Config)) (*cell, *RecoverPlan) {
 	c.t.Helper()
 	before := keysOf(c.t, c)
@@ -97,8 +98,8 @@ func (c *cell) requireState(want map[string]string) {
 	require.Equal(c.t, want, got)
 }
 
-// Whatever happened to the root, nothing is lost if the log or event segments reach back to a checkpoint. The log goes
-// on, in the same epoch, and no revision expires.
+// TestRecoverLosesNothing: whatever happened to the root, nothing is lost if the log or event segments reach back to a
+// checkpoint. The log continues in the same epoch, and no revision expires.
 func TestRecoverLosesNothing(t *testing.T) {
 	lost := func(c *cell) { require.NoError(c.t, c.bucket.Delete(c.ctx, c.rootKey())) }
 	for name, test := range map[string]struct {
@@ -157,9 +158,9 @@ func TestRecoverLosesNothing(t *testing.T) {
 	}
 }
 
-// Only the root had some revisions. The plan names those that neither bucket nor log has, and what the log has is kept.
-// The cell goes on in a new epoch, above every revision that was ever used. If the missing revisions deleted an object
-// that was then made again, it is the new one.
+// TestRecoverNamesWhatIsLost: only the root had some revisions. The plan names the revisions that neither bucket nor
+// log has. The log's events are kept. The cell continues in a new epoch, above every revision that was ever used. If
+// the missing revisions deleted an object that was then made again, the cell has the new object.
 func TestRecoverNamesWhatIsLost(t *testing.T) {
 	for _, how := range []string{"damaged", "lost", "old"} {
 		t.Run(how, func(t *testing.T) {
@@ -209,7 +210,8 @@ func TestRecoverNamesWhatIsLost(t *testing.T) {
 	}
 }
 
-// Root and log are lost together. What the bucket has is there, and new revisions are above all that it names.
+// TestRecoverWithoutTheLog: root and log are lost together. The bucket's events are there, and new revisions are above
+// all revisions that the bucket names.
 func TestRecoverWithoutTheLog(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -233,7 +235,8 @@ func TestRecoverWithoutTheLog(t *testing.T) {
 	require.Equal(t, plan.To, c.put("next", "x"))
 }
 
-// A new cell is never made over the remains of one whose root was lost, because it would collect them.
+// TestNoCellOverALostRoot: a new cell is never made over the remains of a cell whose root was lost, because the new
+// cell would collect these remains.
 func TestNoCellOverALostRoot(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -247,8 +250,8 @@ func TestNoCellOverALostRoot(t *testing.T) {
 	require.Equal(t, before, keysOf(t, c))
 }
 
-// A checkpoint that is damaged, or names a damaged object, is reported, and an older one is used. The past is listed
-// again, from checkpoints and from event segments that no checkpoint names.
+// TestRecoverKeepsThePast: a checkpoint that is damaged, or names a damaged object, is reported, and an older
+// checkpoint is used. The past is listed again, from checkpoints and from event segments that no checkpoint names.
 func TestRecoverKeepsThePast(t *testing.T) {
 	config := func(c *Config) {
 		c.InlineBytes, c.History = 1, time.Hour
@@ -279,8 +282,8 @@ func TestRecoverKeepsThePast(t *testing.T) {
 	require.Len(t, history, 8)
 }
 
-// If nothing can be read, recover says why, and makes nothing. The same holds in an empty bucket, which is not the
-// cell's.
+// TestRecoverFromNothing: if no root or checkpoint can be read, recover says why, and makes no root. It makes none in
+// an empty bucket either, because that is not the cell's bucket.
 func TestRecoverFromNothing(t *testing.T) {
 	config := hourly(1)
 	c := ruin(t, config)
@@ -303,8 +306,8 @@ func TestRecoverFromNothing(t *testing.T) {
 	require.ErrorContains(t, err, "give the cell's own bucket")
 }
 
-// A crash at any write of a recovery leaves garbage, or a cell that every process refuses until it is recovered or
-// fenced again.
+// TestRecoverCrashes: a crash at any write of a recovery leaves garbage, or a cell that every process refuses until it
+// is recovered or fenced again.
 func TestRecoverCrashes(t *testing.T) {
 	config := hourly(1)
 	for crash := 1; ; crash++ {
@@ -358,7 +361,7 @@ func TestRecoverCrashes(t *testing.T) {
 	}
 }
 
-// failing is a bucket whose writes fail when fails returns true.
+// failing is a bucket. A write fails if the function fails returns true.
 type failing struct {
 	*memory.Bucket
 	fails func() bool

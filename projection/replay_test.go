@@ -20,8 +20,8 @@ const (
 	month              = 30 * 24 * 3600.0     // seconds
 )
 
-// priced is the cost, in $ a month by updates a second, according to the model with which the design was priced. The
-// model has a commit every second, no reader, and no lookups.
+// priced has the cost in $ a month for a number of updates a second. The figures are from the model by which the
+// design's cost was estimated. The model has a commit every second, no reader, and no lookups.
 var priced = map[int]float64{10: 13.4, 100: 15.5, 1000: 33}
 
 // pricedRuns are the model's numbers of runs, on average and at most.
@@ -36,9 +36,9 @@ func setting(name string, otherwise int) int {
 
 // TestReplay plays LOGPLANE_REPLAY updates of LOGPLANE_REPLAY_OBJECTS objects, LOGPLANE_REPLAY_RATE per second of
 // simulated time. One projector commits every second and compacts. One reader catches up twice a second and reads an
-// object. The floor follows ten minutes behind, and the purge point LOGPLANE_REPLAY_LOG seconds, by default also ten
-// minutes. With LOGPLANE_REPLAY_FOLDER the projector has a cache folder. The test prints the costs (docs/run/cost.md)
-// beside the model's figures. A short run checks what was promised about them.
+// object. The floor is ten minutes behind the head, and the purge point is LOGPLANE_REPLAY_LOG seconds behind it, by
+// default also ten minutes. With LOGPLANE_REPLAY_FOLDER the projector has a cache folder. The test prints the costs
+// (docs/run/cost.md) next to the model's figures. A short run checks the promises about the costs.
 func TestReplay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of commits")
@@ -130,7 +130,8 @@ func (r *replay) second() {
 	}
 }
 
-// aside does work that a real cell does together with its commits, or once in 15 minutes. So its roots do not count.
+// aside does work that a real cell does together with its commits, or once in 15 minutes. So the roots of that work do
+// not count.
 func (r *replay) aside(f func() error) {
 	before := r.booked.putsOf["root"]
 	require.NoError(r, f())
@@ -143,7 +144,7 @@ func (r *replay) update(request string, n int) {
 	chosen := r.choose(n)
 	for _, o := range chosen {
 		w := eventlog.Write{Key: benchKey(o), Op: eventlog.Modified, ContentType: "application/cbor", Body: body(r.rng, o), Base: r.last[o], Precondition: r.last[o]}
-		if w.Base == 0 { // filled made it, and it was purged from the log since
+		if w.Base == 0 { // filled made the object, whose event was purged from the log since
 			w.Base = r.bases[o]
 		}
 		if w.Precondition <= r.purged {
@@ -182,7 +183,7 @@ func (r *replay) checkLast() {
 	}
 }
 
-// project does what a projector does in a second.
+// project does the work of a projector in a second.
 func (r *replay) project() {
 	head, err := r.projector.Commit(r.Context())
 	require.NoError(r, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// On three servers, a write through one can be read at once through each other (invariant 4), across commits. The
-// barriers that this needs leave no holes, and alone they cause no root.
+// TestReplicatedLog: on three servers, a write through one server can be read at once through each other server
+// (invariant 4), across commits. The barriers that such reads need leave no holes, and barriers alone cause no root.
 func TestReplicatedLog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -61,7 +61,7 @@ func TestReplicatedLog(t *testing.T) {
 	require.Equal(t, 60, n)
 }
 
-// Random histories on the filesystem bucket, which the embedded server uses.
+// TestRandomHistoryOnTheFilesystem: random histories on the filesystem bucket, which the embedded server uses.
 func TestRandomHistoryOnTheFilesystem(t *testing.T) {
 	quiet(t)
 	c := newCell(t)

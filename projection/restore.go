@@ -22,7 +22,7 @@ import (
 var errCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
 
 // Source is a cell of which only the bucket is read. Its log is not asked, and may be gone. One call reads everything
-// from one root. It is not safe for concurrent use.
+// from one root. A Source is not safe for concurrent use.
 type Source struct {
 	p      *Projection
 	newest *snapshot
@@ -44,8 +44,8 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 	return &Source{p, newest}, nil
 }
 
-// retry repeats a read on the newest root, twice at most, if the source's cell has changed under it. What was
-// compacted, collected or expired is found through the newest root, if it is still kept.
+// retry repeats a read on the newest root, twice at most, if the source's cell has changed meanwhile. Versions that
+// were compacted, collected or expired meanwhile are found through the newest root, if they are still kept.
 func (s *Source) retry(ctx context.Context, read func() error) error {
 	err := read()
 	for n := 0; n < 2 && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
@@ -103,7 +103,7 @@ func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
 	return viewOf(s.newest).asOf(ctx, at)
 }
 
-// Restored says what a restore has made.
+// Restored is the report of a restore.
 type Restored struct {
 	// Revision is the last revision whose events the new cell has, and Time its log time.
 	Revision Revision
@@ -118,10 +118,10 @@ type Restored struct {
 	Copied, Written int64
 }
 
-// Restore makes a new cell of all objects that are live at the revision, as they are then. The cell lies below a prefix
-// of the bucket b, or of the source's own bucket if b is nil. If the revision is inside a batch, the whole batch is
-// restored. Restore fails if there is a cell already. It only reads the source, and the new cell shares nothing with
-// it.
+// Restore makes a new cell of all objects that are live at the revision, as they are at that revision. The cell lies
+// below a prefix of the bucket b, or of the source's own bucket if b is nil. If the revision is inside a batch, the
+// whole batch is restored. Restore fails if there is a cell already. Restore only reads the source, and the new cell
+// shares nothing with the source.
 //
 //  1. Look for a root. If there is one, nothing is changed.
 //  2. Write the segments, under names that were never used before. A restore that fails deletes them. A crash here
@@ -130,8 +130,8 @@ type Restored struct {
 //  3. Write the root, by Create. Of several concurrent restores one wins.
 //  4. Read everything back, and check it.
 //
-// The root looks as if the cell had been fenced: it is in the next epoch, far above every revision that a client of the
-// source may have seen. The new log must begin right after it, see Begin.
+// The root looks as if the cell had been fenced, in an epoch far above the source's revisions. The log must begin right
+// after the root's applied revision, see Begin.
 func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (done Restored, err error) {
 	if b == nil {
 		b = s.p.config.Bucket
@@ -256,10 +256,9 @@ func (s *Source) events(v *View) *View {
 	return v
 }
 
-// base is the snapshot at or below the revision from which the new cell is copied. The newest root has the events after
-// it. base is nil if the live rows are read and written instead. Within one bucket copying is cheaper. Between two
-// buckets the base is copied only if the revision lies between two checkpoints, where the live rows would be folded in
-// memory.
+// base is the snapshot, at or below the revision, from which the new cell is copied; nil if the live rows are read and
+// written instead. Within one bucket copying is cheaper. Between two buckets the base is copied only if the revision
+// lies between two checkpoints, where the live rows would be folded in memory.
 func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (*snapshot, error) {
 	if v.Revision() > v.Applied() {
 		return v.snap, nil
@@ -310,8 +309,8 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 	return nil
 }
 
-// copyBase copies the segments of a snapshot as they are, and folds the events after it up to the moment. It writes a
-// segment of rows for each 16 MiB of events, as a projector does.
+// copyBase copies the segments of a snapshot as they are, and folds the events after the snapshot, up to the moment. It
+// writes a segment of rows for each 16 MiB of events, as a projector does.
 func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	f.next.Segments = slices.Clone(base.root.Segments)
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -371,8 +370,8 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 // spillEvents bounds the events in one segment, however small they are.
 const spillEvents = 1 << 16
 
-// trims reports whether a key is left out. Copied segments have no rows of such keys, because they were trimmed before
-// the root said so.
+// trims reports whether a key is left out. Copied segments have no rows of such keys, because a root lists a prefix as
+// trimmed only after the rows of its keys are gone.
 func (f *filling) trims(key string) bool {
 	return slices.ContainsFunc(f.Trimmed, func(prefix string) bool { return below(prefix, key) })
 }
@@ -403,12 +402,12 @@ func (v *version) keyEntry() segment.Entry {
 	return v.record.keyEntry()
 }
 
-// restoredID is the prefix of the applied request id of a restored cell until its first commit. Until then it has no
-// log.
+// restoredID is the prefix of the applied request id of a restored cell until its first commit. Until then the cell has
+// no log.
 const restoredID = "restore-"
 
-// restored turns a draft that has only rows into the root of a fenced cell, as if barriers had followed, up to well
-// above the source.
+// restored turns a draft that has only rows into the root of a fenced cell. The root looks as if barriers had followed
+// the rows, up to a revision well above the source's.
 func (d *draft) restored(source *root, nanos int64) error {
 	next := source.Applied + eventlog.FenceGap
 	if next > lastFence {
@@ -421,8 +420,9 @@ func (d *draft) restored(source *root, nanos int64) error {
 	return nil
 }
 
-// place is how many events of its batch come before an event. The end of the request id says so; no client controls it.
-func place(at Revision, requestID string) Revision {
+// indexInBatch is how many events of a batch come before one of its events. It reads the number from the end of the
+// event's request id, which no client controls.
+func indexInBatch(at Revision, requestID string) Revision {
 	dot := strings.LastIndexByte(requestID, '.')
 	n, err := strconv.ParseUint(requestID[dot+1:], 10, 64)
 	if dot < 0 || err != nil || Revision(n) >= at {
@@ -431,13 +431,10 @@ func place(at Revision, requestID string) Revision {
 	return Revision(n)
 }
 
-// Begin makes the log of a restored cell begin where the root ends, and returns the log's first revision. It does
-// nothing, and returns 0, unless the root was made by a restore, nothing was applied since, and the log has had only
-// barriers. A crash before or after it does no harm: the next Begin does it, or finds it done.
-//
-// No client can make a root look as if a restore had made it. An epoch's number is its first revision, so the revision
-// right below belongs to a fence or a restore. It is never an event, and only an event's request id begins as a client
-// chose.
+// Begin makes the log of a restored cell begin where the root ends, and returns the log's first revision. Begin does so
+// only if the root was made by a restore, nothing was applied since, and the log has had only barriers. Otherwise it
+// changes nothing, and returns 0. A crash before or after the change does no harm: the next Begin makes the change, or
+// finds it made. No client can make a root look as if a restore had made it (docs/format.md, A restored cell).
 func (p *Projection) Begin(ctx context.Context) (first Revision, err error) {
 	now, err := p.rootNow(ctx)
 	if err != nil {

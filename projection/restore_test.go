@@ -34,7 +34,7 @@ func rowsOf(t testing.TB, c *cell, v *View) map[string]Row {
 	return rows
 }
 
-// opened is a restored cell with its own empty log, which has begun.
+// opened is a restored cell with its own log, after Begin.
 func (c *cell) opened(b bucket.Bucket, prefix string) *cell {
 	c.t.Helper()
 	fresh := &cell{t: c.t, ctx: c.ctx, conn: eventlogtest.Start(c.t), last: map[string]lastEvent{}}
@@ -48,8 +48,9 @@ func (c *cell) opened(b bucket.Bucket, prefix string) *cell {
 	return fresh
 }
 
-// A cell is restored from its bucket at each revision: above the floor, at a checkpoint, between two, from the archive,
-// and before there was an archive. The rows of the new cell are exactly those that were live then.
+// TestRestoreIsExact: a cell is restored from its bucket at each revision: above the floor, at a checkpoint, between
+// two, from the archive, and before there was an archive. The rows of the new cell are exactly the rows that were live
+// at that revision.
 func TestRestoreIsExact(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(8) {
@@ -107,7 +108,7 @@ func TestRestoreIsExact(t *testing.T) {
 				require.True(t, into == nil || done.Copied == 0, "two buckets")
 				require.EqualValues(t, len(want[at]), done.Objects)
 			}
-			require.Greater(t, len(restored), 5) // the exact number and their kinds depend on the time that has passed
+			require.Greater(t, len(restored), 5) // the exact number and the kinds depend on the time that has passed
 			require.True(t, into != nil || seed%3 != 0 || restored[newest].Copied > 0, "one bucket")
 			t.Logf("%d of %d revisions were restored, %d of which from archived events", len(restored), newest, gaps)
 
@@ -139,7 +140,7 @@ func TestRestoreIsExact(t *testing.T) {
 	}
 }
 
-// The events between two checkpoints may be more than a process may hold in memory.
+// TestRestoreOfAGapTakesLittleMemory: the events between two checkpoints may be more than a process may hold in memory.
 func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	const size, objects = 100 << 10, 200
 	c := newCell(t, archived)
@@ -185,9 +186,9 @@ func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	}
 }
 
-// Restores that break off after any request, in one bucket and between two, leave only garbage or the complete new
-// cell. The next restore makes the cell, or finds it made. No garbage outlives a collection, and the source is
-// unchanged.
+// TestARestoreThatBreaksOff: restores that stop after any request, in one bucket and between two, leave only garbage or
+// the complete new cell. The next restore makes the cell, or finds the complete cell. No garbage outlives a collection,
+// and the source is unchanged.
 func TestARestoreThatBreaksOff(t *testing.T) {
 	quiet(t)
 	for _, apart := range []bool{false, true} {
@@ -262,7 +263,8 @@ func TestARestoreThatBreaksOff(t *testing.T) {
 	}
 }
 
-// Of several concurrent restores one wins, and the others change nothing that it made.
+// TestOneOfTwoRestoresWins: of several concurrent restores one wins, and the others change no object that the winner
+// made.
 func TestOneOfTwoRestoresWins(t *testing.T) {
 	c := newCell(t)
 	for i := range 5 {
@@ -301,7 +303,8 @@ func TestOneOfTwoRestoresWins(t *testing.T) {
 	}))
 }
 
-// If the bucket does not have a revision, the error names what it has.
+// TestRestoreNamesWhatThereIs: if the bucket does not have a revision, the error names the revisions that the bucket
+// has.
 func TestRestoreNamesWhatThereIs(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	into := memory.Strict(t)
@@ -332,7 +335,8 @@ func TestRestoreNamesWhatThereIs(t *testing.T) {
 	require.WithinDuration(t, time.Now(), done.Time, time.Minute)
 }
 
-// If a source is compacted, collected or expires during a restore, it is read again, or the error says what is left.
+// TestRestoreOfACellThatGoesOn: if a source is compacted, collected or expires during a restore, the source is read
+// again, or the error says which revisions are left.
 func TestRestoreOfACellThatGoesOn(t *testing.T) {
 	quiet(t)
 	for _, apart := range []bool{false, true} {
@@ -375,7 +379,8 @@ func restoredOnce(t *testing.T) (*cell, Restored) {
 	return c, done
 }
 
-// The log of a restored cell may have barriers of processes that wait for it. On three servers it has.
+// TestBeginOnAReplicatedLog: the log of a restored cell may have barriers of processes that wait for the cell. On three
+// servers the log has such barriers.
 func TestBeginOnAReplicatedLog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -400,7 +405,7 @@ func TestBeginOnAReplicatedLog(t *testing.T) {
 	require.True(t, found)
 }
 
-// Begin does nothing unless the log is the empty log of a restored cell.
+// TestBeginIsForEmptyLogs: Begin does nothing unless the log is the empty log of a restored cell.
 func TestBeginIsForEmptyLogs(t *testing.T) {
 	c := newCell(t)
 	first, err := c.Begin(c.ctx)
@@ -426,8 +431,9 @@ func TestBeginIsForEmptyLogs(t *testing.T) {
 	c.require(map[string]string{"a": "x@1"})
 }
 
-// A client chooses how the request ids of its writes begin. A cell whose last applied event is such a write is not a
-// restored cell: if its log is lost and made again, its revisions are not reused; every process stops instead.
+// TestBeginIsForNoClient: a client chooses how the request ids of its writes begin. A cell whose last applied event is
+// such a write is not a restored cell: if the cell's log is lost and made again, the cell's revisions are not reused;
+// every process stops instead.
 func TestBeginIsForNoClient(t *testing.T) {
 	c := newCell(t)
 	plan, err := c.PlanFence(c.ctx, 0) // stands for a cell with many events
@@ -450,7 +456,7 @@ func TestBeginIsForNoClient(t *testing.T) {
 	require.ErrorIs(t, err, eventlog.ErrDiverged)
 }
 
-// A restored cell can be restored again, but not beyond the last revision.
+// TestRestoreHasAnUpperBound: a restored cell can be restored again, but not beyond the last revision.
 func TestRestoreHasAnUpperBound(t *testing.T) {
 	c, done := restoredOnce(t)
 	copied, err := OpenSource(c.ctx, c.bucket, "new", nil)
@@ -465,8 +471,8 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.ErrorContains(t, err, "at most")
 }
 
-// Restores beside the source and elsewhere, in real buckets: the new cells are complete after all of the source was
-// deleted, and so is the source after a new cell was deleted.
+// TestRestoreInRealBuckets: restores next to the source and elsewhere, in real buckets: the new cells are complete
+// after the source was deleted, and the source is complete after a new cell was deleted.
 func TestRestoreInRealBuckets(t *testing.T) {
 	for name, open := range map[string]func(*testing.T) bucket.Bucket{"filesystem": folderBucket, "minio": minioBucket} {
 		t.Run(name, func(t *testing.T) {
@@ -488,10 +494,10 @@ func TestRestoreInRealBuckets(t *testing.T) {
 			for i, at := range []Revision{newest, newest - 7, newest / 2, 1} {
 				past, err := c.at(c.ctx, at)
 				require.NoError(t, err)
-				beside, elsewhere := fmt.Sprint("beside/", i), fmt.Sprint("elsewhere/", i)
-				want[beside] = rowsOf(t, c, past)
-				want[elsewhere] = want[beside]
-				done, err := source.Restore(c.ctx, at, nil, beside)
+				near, elsewhere := fmt.Sprint("near/", i), fmt.Sprint("elsewhere/", i)
+				want[near] = rowsOf(t, c, past)
+				want[elsewhere] = want[near]
+				done, err := source.Restore(c.ctx, at, nil, near)
 				require.NoError(t, err)
 				require.True(t, at < newest || done.Copied > 0 && done.Written == 0)
 				_, err = source.Restore(c.ctx, at, other, elsewhere)
@@ -506,13 +512,13 @@ func TestRestoreInRealBuckets(t *testing.T) {
 					require.NoError(t, b.Delete(c.ctx, key))
 				}
 			}
-			discard("beside/3/")
-			delete(want, "beside/3")
+			discard("near/3/")
+			delete(want, "near/3")
 			requireClean(t, c.another(func(c *Config) { c.Bucket = b }))
 			discard("logplane/")
 			for prefix, rows := range want {
 				in := other
-				if strings.HasPrefix(prefix, "beside") {
+				if strings.HasPrefix(prefix, "near") {
 					in = b
 				}
 				fresh := c.opened(in, prefix)
@@ -532,7 +538,8 @@ func folderBucket(t *testing.T) bucket.Bucket {
 	return b
 }
 
-// A moment inside an atomic batch restores the whole batch: above the floor, and between two checkpoints.
+// TestRestoreTakesWholeBatches: a restore of a moment inside an atomic batch restores the whole batch, both above the
+// floor and between two checkpoints.
 func TestRestoreTakesWholeBatches(t *testing.T) {
 	c := newCell(t, archived)
 	c.put("a", "1")
@@ -566,8 +573,8 @@ func TestRestoreTakesWholeBatches(t *testing.T) {
 	restored("in a gap/")
 }
 
-// At each moment, objects whose past a rule has trimmed are left out, and all others are there. From the moment on from
-// which their past is kept, those objects are there too.
+// TestRestoreOfATrimmedPast: a restore leaves out the objects whose past at its moment a rule has trimmed, and has all
+// other objects. At the moments from which the rule keeps the past, the restore has the objects of the rule too.
 func TestRestoreOfATrimmedPast(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(4) {
@@ -617,7 +624,7 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 	}
 }
 
-// forgetful is a bucket that loses what a restore has written, once it is read.
+// forgetful is a bucket that loses the objects of a restore once they are read.
 type forgetful struct{ lax }
 
 func (b forgetful) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
@@ -627,7 +634,8 @@ func (b forgetful) GetRange(ctx context.Context, key string, offset, length int6
 	return b.lax.GetRange(ctx, key, offset, length)
 }
 
-// A restore whose segments disappear fails, whatever it reads again, because it has no log to ask.
+// TestARestoreLosesItsSegments: a restore whose segments disappear fails, even after it has read the root again,
+// because it has no log to ask.
 func TestARestoreLosesItsSegments(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")

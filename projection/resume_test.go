@@ -14,9 +14,9 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// A log that lost its end and was filled again, while a process was not connected to it, is not taken for the old one:
-// the process remembers another event at its last revision. The log may end there, or be far ahead. The process may
-// follow it.
+// TestALogThatWasFilledAgainIsNoticed: a log loses its end and is filled again, while a process has no connection to
+// the log. The process does not take this log for the old one, because the process remembers another event at its last
+// revision. The log may end at that revision, or be far ahead. The process may follow the log or not.
 func TestALogThatWasFilledAgainIsNoticed(t *testing.T) {
 	for name, again := range map[string]int{"as long": 0, "longer": 5, "a root ahead": behindEvents + 10} {
 		for _, follows := range []bool{false, true} {
@@ -63,7 +63,7 @@ func TestALogThatWasFilledAgainIsNoticed(t *testing.T) {
 				link.To(s)
 				link.Resume()
 				eventlogtest.Eventually(t, "the process notices", func() bool {
-					if !follows { // it learns of the log only by its requests
+					if !follows { // the process learns of the log only by its requests
 						v, err := p.Latest(c.ctx)
 						require.Error(t, err, "a view of %v", v)
 					}
@@ -75,7 +75,8 @@ func TestALogThatWasFilledAgainIsNoticed(t *testing.T) {
 	}
 }
 
-// A connection that breaks and comes back costs a process one read of the log's last event, and nothing more.
+// TestAConnectionIsProvenOnce: a connection that breaks and comes back costs a process one read of the log's last
+// event, and nothing more.
 func TestAConnectionIsProvenOnce(t *testing.T) {
 	c, s := onDisk(t, t.TempDir())
 	conn, link := eventlogtest.ConnectThrough(t, s)
@@ -110,8 +111,9 @@ func (b *down) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return b.lax.Get(ctx, key)
 }
 
-// While the bucket does not answer, a warm process goes on from its snapshot and the log's tail, however long the tail
-// has grown since the root was read. It seldom asks the bucket meanwhile, and asks again once the bucket is back.
+// TestReadsGoOnWithoutTheBucket: while the bucket does not answer, a warm process serves reads from its snapshot and
+// the log's tail, however long the tail has grown since the root was read. The process seldom asks the bucket
+// meanwhile, and asks again once the bucket is back.
 func TestReadsGoOnWithoutTheBucket(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -141,7 +143,7 @@ func TestReadsGoOnWithoutTheBucket(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, v.tail.records, 1)
 
-	for i := range 3 { // the log is purged past the process's view; its last event always stays
+	for i := range 3 { // the log is purged past the process's view; the log's last event always stays
 		c.put("a", fmt.Sprint("later ", i))
 		require.NoError(t, c.Retain(c.ctx, 0, c.commit()))
 	}

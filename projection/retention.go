@@ -10,9 +10,9 @@ import (
 // skew is how far the clocks of the log, the bucket and a process may differ without being considered wrong.
 const skew = time.Minute
 
-// age moves clock, floor and purge point by log time (invariant 12). If the log time is ahead of this process's clock,
-// it counts as now. Either clock may be wrong, so a mark keeps the log's time unchanged, and a revision is only as old
-// as both clocks say. So one wrong clock may delay what is to expire, and never hastens it.
+// age moves clock, floor and purge point by log time (invariant 12). Log time that is ahead of this process's clock
+// counts as now. A mark (a revision with its log time) keeps the log's time unchanged, so that a revision counts as old
+// only if it is old by both clocks.
 func (p *Projection) age(next *root, now time.Time) {
 	before, logged := next.Clock, next.AppliedTime
 	if logged > now.Add(skew).UnixNano() {
@@ -37,9 +37,8 @@ func (p *Projection) age(next *root, now time.Time) {
 	}
 }
 
-// aged moves the end of what is kept towards the time that the setting wants. One commit moves it by no more than twice
-// the log time since the last root. So a process with a wrong setting expires nothing at once, and a shorter setting
-// still takes effect in the end.
+// aged moves the end of a kept period towards the time that the setting wants, but by at most twice the log time since
+// the last root. So a process with a wrong setting expires nothing at once.
 func aged(end, wanted, passed int64) int64 {
 	if end > 0 {
 		wanted = min(wanted, end+2*passed)
@@ -47,10 +46,10 @@ func aged(end, wanted, passed int64) int64 {
 	return max(end, wanted)
 }
 
-// SetClockBack sets the root's clock back if it is ahead of both the log's and this process's, and returns by how much.
-// An earlier Logplane followed any log time, and a process whose own clock is ahead still does. While the root's clock
-// is ahead, nothing expires, no checkpoint is made and no garbage is collected. Setting it back expires nothing. It is
-// one swap of the root: a crash leaves the old root or the new one.
+// SetClockBack sets the root's clock back if it is ahead of both the log's clock and this process's clock, and returns
+// by how much. While the root's clock is ahead, nothing expires, no checkpoint is made and no garbage is collected.
+// Setting the clock back expires nothing. The change is one swap of the root: a crash leaves the old root or the new
+// one.
 func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err error) {
 	if err := p.config.Log.Outdate(ctx); err != nil { // any barrier will do: it has the log's time
 		return 0, err
@@ -82,8 +81,9 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	return time.Duration(by)
 }
 
-// appendMark adds a mark if the last one is old enough. It drops marks with a later time, which was wrong; the next
-// mark covers their revisions. Of the marks that are older than twice the retention it keeps one.
+// appendMark adds a mark if the last one is old enough. It drops marks with a later time, because such a time was
+// wrong; the next mark stands for the revisions of the dropped marks too. It keeps one of the marks that are older than
+// twice the retention.
 func appendMark(ring []mark, m mark, clock, retention int64) []mark {
 	for len(ring) > 0 && ring[len(ring)-1].Time > m.Time {
 		ring = ring[:len(ring)-1]
@@ -125,8 +125,8 @@ func (r *root) archiveBase() (base Revision) {
 	return base
 }
 
-// forgetEvents drops the event segments below the floor. If there is an archive, it drops those below the archive's
-// base, because later revisions can be folded from there.
+// forgetEvents drops the event segments below the floor. If there is an archive, it drops only the event segments below
+// the archive's base, because later revisions can be folded from there.
 func (p *Projection) forgetEvents(next *root) {
 	upto := next.Floor
 	if p.config.History > 0 || next.Archive < next.Horizon {
@@ -136,7 +136,7 @@ func (p *Projection) forgetEvents(next *root) {
 }
 
 // Retain raises the floor and the purge point to the given revisions, regardless of age, and purges the log. Forget and
-// tests use it. Neither mark goes back, and both must be at or below the applied revision.
+// tests use it. Neither floor nor purge point goes back, and both must be at or below the applied revision.
 //
 // The root is swapped first, and then the log is purged. A crash in between leaves events in the log that nobody needs.
 // The next commit purges them.

@@ -12,14 +12,13 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// rewriting rewrites the objects that have departing versions, and makes a root that names the new objects. It
-// remembers the objects it has made, so that it makes each once, however many roots name it and however often the swap
-// is tried.
+// rewriting rewrites the objects that have departing versions, and makes a root that names the new objects. It makes
+// each new object once, however many roots name the object and however often the swap is tried.
 type rewriting struct {
 	p *Projection
 	*departing
-	// generation is that of the root for which it has written. In a later one, a collector may take its objects for
-	// garbage.
+	// generation is the generation of the root for which the new objects were written. In a later generation, a
+	// collector may take these objects for garbage.
 	generation uint64
 	// segments maps a segment's key to the segment that replaces it: itself, another, or none if the key is empty.
 	segments    map[string]segmentRef
@@ -29,7 +28,7 @@ type rewriting struct {
 	footers []footer
 	// versions are the revisions of the versions that were left out.
 	versions map[Revision]bool
-	// made are the keys of all objects written since. since is the root when the rewriting began.
+	// made are the keys of all objects written since the rewriting began. since is the root at that time.
 	made  []string
 	since *root
 }
@@ -37,7 +36,7 @@ type rewriting struct {
 // departing says which versions must go: rows before 'upto', and events in (after, upto].
 type departing struct {
 	after, upto Revision
-	// gone says whether a version must go, near whether a key-ordered segment may have such a version.
+	// gone says whether a version must go. near says whether a key-ordered segment may have such a version.
 	gone func(key string, rev Revision) bool
 	near func(s segmentRef) bool
 	// rows says that rows of the newest root go too. Then no key that is gone may stay in an idx object.
@@ -87,9 +86,8 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	return next, nil
 }
 
-// passes reports whether a checkpoint or page with this error stays as it is. A lost one stays, because nobody can ever
-// read it or what it names. A damaged one stays only if no rows must go: otherwise a departing version could survive in
-// it.
+// passes reports whether a checkpoint or page with this error stays as it is. A lost object stays, since nobody can
+// read it. A damaged object stays unless a departing version could survive in it.
 func (w *rewriting) passes(err error) bool {
 	return errors.Is(err, bucket.ErrNotFound) || !w.rows && cannotRead(err)
 }
@@ -114,8 +112,8 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	// A checkpoint before 'upto' keeps its rows, so that later events can be folded onto it. The events of its window
-	// go, as those of younger checkpoints do: otherwise the bucket would have them twice.
+	// A checkpoint before 'upto' keeps its rows, so that later events can be folded onto it. The departing events that
+	// the checkpoint names go, as those of younger checkpoints do: otherwise the bucket would have these events twice.
 	changed, err := w.root(ctx, &copied, s, c.Revision < w.upto)
 	if err != nil {
 		return c, err
@@ -215,8 +213,8 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 
 func sameSegment(a, b segmentRef) bool { return a.Key == b.Key }
 
-// without returns the record. If the record must go, it returns a barrier for as many revisions, which has nothing but
-// the time of the last.
+// without returns the record. If the record must go, without returns a barrier for as many revisions. The barrier has
+// nothing but the record's time.
 func (w *rewriting) without(r *record) (_ *record, goes bool) {
 	if !w.gone(r.key, r.Revision) {
 		return r, false
@@ -225,7 +223,7 @@ func (w *rewriting) without(r *record) (_ *record, goes bool) {
 	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}, true
 }
 
-// refs returns the segments that replace these. It rewrites those that have a departing version.
+// refs returns the segments that replace the given ones. It rewrites the segments that have a departing version.
 func (w *rewriting) refs(ctx context.Context, s *snapshot, refs []segmentRef, kind segment.Kind) (out []segmentRef, err error) {
 	for _, ref := range refs {
 		renewed, known := w.segments[ref.Key]

@@ -17,51 +17,39 @@ import (
 )
 
 // root is the one object of a cell that is ever replaced. It names the immutable segments of the snapshot, and holds
-// the newest events itself. It is replaced whole, by compare-and-swap.
+// the newest events itself. It is replaced whole, by compare-and-swap. docs/format.md says more about each field.
 type root struct {
-	// Serial counts the roots of a cell: of two roots, the one with the higher serial is newer.
-	Serial uint64 `cbor:"17,keyasint"`
-	// Epoch of the cell (invariant 9).
-	Epoch uint64 `cbor:"1,keyasint"`
-	// Applied is the last revision that was folded in. AppliedTime and AppliedID are the log time and the request id of
-	// its event. They show whether the log went back.
+	Serial uint64 `cbor:"17,keyasint"` // of two roots of a cell, the one with the higher serial is newer
+	Epoch  uint64 `cbor:"1,keyasint"`
+	// Applied is the last revision that was folded in. Time and request id of its event show whether the log went back.
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time that was applied, limited by the committing process's clock. Only an operator sets
-	// it back (invariant 12).
-	Clock int64 `cbor:"5,keyasint"`
-	// Floor is the oldest revision that can be read. Horizon is the log time up to which Retention has passed.
-	Floor   Revision `cbor:"6,keyasint"`
-	Horizon int64    `cbor:"18,keyasint"`
-	// Swept is the value of Clock at the last collection of garbage.
-	Swept int64 `cbor:"19,keyasint"`
-	// Purge is the purge point: this root permits purging the log up to here.
-	Purge Revision `cbor:"7,keyasint"`
-	// Generation is raised before garbage is deleted. A commit that began in an older one starts again.
+	Clock       int64    `cbor:"5,keyasint"` // the newest log time that was applied (invariant 12)
+	Floor       Revision `cbor:"6,keyasint"`
+	Horizon     int64    `cbor:"18,keyasint"` // the log time up to which Retention has passed
+	Swept       int64    `cbor:"19,keyasint"` // Clock at the last collection of garbage
+	Purge       Revision `cbor:"7,keyasint"`  // this root permits purging the log up to here
+	// Generation is raised before garbage is deleted. A commit that began in an older generation starts again.
 	Generation uint64 `cbor:"8,keyasint"`
 	// Nonce makes the bytes of every root unique. It tells the author of a root whether its root has won.
 	Nonce []byte `cbor:"9,keyasint"`
-	// Ring holds revisions with their log times, ascending, from the floor on.
-	Ring []mark `cbor:"10,keyasint"`
-	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
+	Ring  []mark `cbor:"10,keyasint"`
+	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous. They follow
+	// the event segments that the Pages list.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Pages list event segments older than Events, oldest first, and contiguous.
-	Pages []page `cbor:"25,keyasint,omitempty"`
-	// Index is the key of the idx object, empty for none. Footers are the footers of the key-ordered segments that came
-	// after it. EventIndex is an idx object of event segments, which older roots have; decodeRoot drops it.
-	Index      string   `cbor:"13,keyasint"`
-	EventIndex string   `cbor:"22,keyasint,omitempty"`
-	Footers    []footer `cbor:"21,keyasint,omitempty"`
-	// Checkpoints keep the objects that older roots name. They are ascending.
-	Checkpoints []checkpoint `cbor:"14,keyasint"`
-	// Archive is the log time up to which History has passed. If there is an archive, it is below Horizon.
-	Archive int64 `cbor:"20,keyasint"`
-	// Trimmed says for which keys archive and checkpoints have a shorter past.
-	Trimmed []trim `cbor:"23,keyasint,omitempty"`
-	// Forgets counts the swaps by which something was forgotten. A cache folder on disk belongs to one such count.
-	Forgets uint64 `cbor:"24,keyasint,omitempty"`
+	Pages    []page       `cbor:"25,keyasint,omitempty"`
+	// Index is the key of the idx object, empty for none. Footers are the footers of the key-ordered segments that are
+	// newer than the idx object. EventIndex is an idx object of event segments. Only older roots have an EventIndex,
+	// and decodeRoot drops it.
+	Index       string       `cbor:"13,keyasint"`
+	EventIndex  string       `cbor:"22,keyasint,omitempty"`
+	Footers     []footer     `cbor:"21,keyasint,omitempty"`
+	Checkpoints []checkpoint `cbor:"14,keyasint"` // ascending
+	Archive     int64        `cbor:"20,keyasint"` // the log time up to which History has passed
+	Trimmed     []trim       `cbor:"23,keyasint,omitempty"`
+	Forgets     uint64       `cbor:"24,keyasint,omitempty"` // how often something was forgotten
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
@@ -74,7 +62,7 @@ type mark struct {
 	Time     int64
 }
 
-// segmentRef names a segment and says what a reader needs before it opens it.
+// segmentRef names a segment and has the data that a reader needs before it opens the segment.
 type segmentRef struct {
 	_                        struct{} `cbor:",toarray"`
 	Key                      string
@@ -87,7 +75,8 @@ type segmentRef struct {
 	Level uint8
 }
 
-// goesOn is added to the level of each segment of a run except the first. The base does not need it: there is one base.
+// goesOn is added to the level of each segment of a run except the first. The base needs no goesOn: there is only one
+// base.
 const goesOn = 1 << 7
 
 func (s *segmentRef) level() uint8 { return s.Level &^ goesOn }
@@ -103,7 +92,7 @@ func oneRun(refs []segmentRef) []segmentRef {
 	return refs
 }
 
-// The root's dialect of CBOR is deterministic. The decoder rejects forms that our writer never writes.
+// The root's CBOR is deterministic. The decoder rejects encodings that our writer never writes.
 var (
 	rootEncoding = must(cbor.EncOptions{
 		Sort: cbor.SortCoreDeterministic, IndefLength: cbor.IndefLengthForbidden,
@@ -128,9 +117,9 @@ const (
 	frameHeader  = 12
 )
 
-// encodeRoot frames the CBOR with magic, version and CRC32C, as the idx object is framed.
 func encodeRoot(r *root) []byte { return encodeFrame(rootMagic, r) }
 
+// encodeFrame writes CBOR after magic, version and CRC32C.
 func encodeFrame(magic uint32, v any) []byte {
 	body := must(rootEncoding.Marshal(v)) // it cannot fail for the types that frames hold
 	b := binary.LittleEndian.AppendUint32(make([]byte, 0, frameHeader+len(body)), magic)
@@ -171,7 +160,7 @@ func decodeRoot(b []byte) (*root, error) {
 	return r, nil
 }
 
-// check verifies what every root promises (invariant 11).
+// check verifies the promises of every root (invariant 11).
 func (r *root) check() error {
 	switch {
 	case r.Floor > r.Applied || r.Purge > r.Applied || r.Spilled > r.Applied:
@@ -194,7 +183,7 @@ func (r *root) check() error {
 	for _, refs := range r.runs() {
 		for i := 1; i < len(refs); i++ {
 			if bytes.Compare(refs[i-1].MaxKey, refs[i].MinKey) > 0 || refs[i].level() != refs[i-1].level() {
-				return fmt.Errorf("segments %s and %s are no run", refs[i-1].Key, refs[i].Key)
+				return fmt.Errorf("segments %s and %s are not a run", refs[i-1].Key, refs[i].Key)
 			}
 		}
 	}
@@ -206,7 +195,8 @@ func (r *root) check() error {
 	return nil
 }
 
-// clone returns a root that may be changed and committed next. It shares the slices: replace them, never write to them.
+// clone returns a root that may be changed and committed next. The new root shares the slices of the old root: replace
+// these slices, never write to them.
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++

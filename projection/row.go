@@ -23,7 +23,7 @@ type Row struct {
 	ID eventlog.Key
 	// Revision is the revision of the event that made this version.
 	Revision Revision
-	// Deleted marks a tombstone; it has no Value.
+	// Deleted marks a tombstone, which has no Value.
 	Deleted bool
 	// Void marks an event that lost (invariant 13); only History returns such rows.
 	Void bool
@@ -35,17 +35,17 @@ type Row struct {
 	ContentType string
 	// Value must not be changed: it is shared by every reader.
 	Value []byte
-	// Size is the length of the value, also in an outline, which may lack the value.
+	// Size is the length of the value, also if ScanKeys has left the value out.
 	Size int
 	// Time is the log's timestamp of the event.
 	Time time.Time
-	// TTL is in seconds as written; 0 for ever.
+	// TTL is in seconds as written; 0 means that the object does not expire.
 	TTL uint32
 	// Author of the event.
 	Author eventlog.Author
 }
 
-// Clone returns a copy for callers that keep it. A row as it is read keeps everything that was read with it in memory.
+// Clone returns a copy for callers that keep it. A row that was read keeps in memory everything that was read with it.
 func (r Row) Clone() Row {
 	r.Value = bytes.Clone(r.Value)
 	id, by := &r.ID, &r.Author
@@ -57,7 +57,7 @@ func (r Row) Clone() Row {
 }
 
 // Began is the first revision of the append that made this version.
-func (r *Row) Began() Revision { return r.Revision - place(r.Revision, r.RequestID) }
+func (r *Row) Began() Revision { return r.Revision - indexInBatch(r.Revision, r.RequestID) }
 
 // record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Key-ordered
 // and event segments are both written from records.
@@ -65,8 +65,8 @@ type record struct {
 	eventlog.Event
 	// key is Event.Key.RowKey().
 	key string
-	// span is how many revisions the record stands for. Its own is the last; the others were barriers. A record whose
-	// Op is Barrier stands for barriers only.
+	// span is how many revisions the record stands for. The record's own revision is the last of these; the others were
+	// barriers. A record whose Op is Barrier stands for barriers only.
 	span uint64
 	// void marks an event that lost (invariant 13).
 	void bool
@@ -76,7 +76,7 @@ type record struct {
 
 func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.RowKey(), span: 1} }
 
-// size is about what a record costs in memory.
+// size is about how many bytes of memory a record takes.
 func (r *record) size() int {
 	by := r.Author
 	return 490 + len(r.key)*2 + len(r.Body) + len(by.User) + len(by.As) + len(by.Agent) + len(by.Cause.User) + len(by.Cause.As)
@@ -125,14 +125,14 @@ func (r *record) eventEntry() segment.Entry {
 // contentTypes are the content types that have a code. Code 0 is followed by any other type as a string.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// These bits are set in the op's byte if the event names its author, and its cause.
+// These bits are set in the op's byte if the event names its author, and if it names its cause.
 const (
 	authored = 1 << 2
 	caused   = 1 << 3
 )
 
-// appendRecord encodes what the key, the revision and the flags of an entry do not say. The lengths of cluster, prefix
-// and namespace suffice to take them out of the row key.
+// appendRecord encodes the parts of a record that are not in the key, the revision and the flags of an entry. Cluster,
+// prefix and namespace are in the row key, so only their lengths are encoded.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
 	op := byte(r.Op)
 	cause, by := r.Author.Cause, r.Author
@@ -165,7 +165,11 @@ func appendRecord(dst []byte, r *record, body []byte) []byte {
 	}
 	dst = binary.AppendVarint(dst, r.Time.UnixNano())
 	dst = binary.AppendUvarint(dst, uint64(r.TTL))
-	dst = appendContentType(dst, r.ContentType)
+	if code := slices.Index(contentTypes[1:], r.ContentType); code >= 0 {
+		dst = append(dst, byte(code+1))
+	} else {
+		dst = appendString(append(dst, 0), r.ContentType)
+	}
 	return append(dst, body...)
 }
 
@@ -173,18 +177,11 @@ func appendString(dst []byte, s string) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-func appendContentType(dst []byte, t string) []byte {
-	if code := slices.Index(contentTypes[1:], t); code >= 0 {
-		return append(dst, byte(code+1))
-	}
-	return appendString(append(dst, 0), t)
-}
-
 // errMalformed is wrapped when bytes with a correct checksum cannot be decoded.
 var errMalformed = fmt.Errorf("malformed record: %w", segment.ErrCorrupt)
 
 // recordDecoder decodes entries. It reuses strings that adjacent entries have in common, so each goroutine needs its
-// own.
+// own decoder.
 type recordDecoder struct {
 	segment.Decoder
 	group, resource string
@@ -214,8 +211,8 @@ func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
 	return d.record(&record{key: e.Key, span: 1}, e)
 }
 
-// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions the entry stands
-// for. The key aliases the entry.
+// eventKey returns the row key of an entry of an event segment, empty for a barrier, and the number of revisions that
+// the entry stands for. The key aliases the entry.
 func eventKey(e segment.Entry) (key string, span uint64, err error) {
 	var d recordDecoder
 	key, span = d.begin(e)
@@ -320,13 +317,13 @@ func recordsOf(ctx context.Context, reader *segment.Reader) iter.Seq2[*record, e
 	}
 }
 
-// string aliases the entry, whose bytes never change. The body aliases them too.
+// string returns a string that aliases the entry, whose bytes never change. The body aliases these bytes too.
 func (d *recordDecoder) string() string {
 	b := d.Sized()
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
-// shared reads a string that is mostly the same as the last one that was read into last.
+// shared reads a string that is mostly equal to *last. It returns *last if both are equal; otherwise it replaces *last.
 func (d *recordDecoder) shared(last *string) string {
 	b := d.Sized()
 	if string(b) != *last {

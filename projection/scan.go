@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// live yields the live versions in key order. If a segment was collected meanwhile, it continues after the last key, on
-// a new root. It may leave out what a selection excludes; a nil selection wants everything.
+// live yields the live versions in key order. If a segment was collected meanwhile, live continues after the last key,
+// on a new root. It may leave out versions that a selection excludes; a nil selection wants everything.
 func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
@@ -59,8 +59,8 @@ type merged struct {
 	selects bool
 }
 
-// head is a source and its current version: of its next key, the newest version at or below the revision in at. It
-// leaves out versions that have one of the flags in skip.
+// head is a source and its current version: the newest version, at or below the revision in 'at', of the source's next
+// key. The head leaves out versions that have one of the flags in skip.
 type head struct {
 	source  source
 	at      Revision
@@ -97,8 +97,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 	return m, nil
 }
 
-// firstOfAll reads the first block of every run concurrently, as openAll does. Most lists of a write's admission find
-// one run or none. For those, goroutines would cost more than the rest of the list.
+// firstOfAll reads the first block of every run concurrently. Most lists of a write's admission find one run or none,
+// for which a goroutine would cost more than the rest of the list.
 func firstOfAll(ctx context.Context, runs []*head) error {
 	switch len(runs) {
 	case 0:
@@ -177,8 +177,8 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 	return best, found, nil
 }
 
-// advance goes to the source's next version at or below the revision. If the previous key was skipped, that is the
-// newest version of its key.
+// advance goes to the source's next version at or below the revision. If the previous key was skipped, the next version
+// is the newest one of its key.
 func (h *head) advance(ctx context.Context) error {
 	for {
 		var err error
@@ -221,8 +221,8 @@ func (s *inlineSource) skip(key string) {
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts run
-	// bytes is the size of the parts, ofAll that of all runs that are read together. Both are 0 for a run that is read
-	// alone.
+	// bytes is the size of the parts, ofAll the size of all runs that are read together. Both are 0 for a run that is
+	// read alone.
 	bytes, ofAll int64
 	start, end   string
 	skipped      string // versions of keys up to this one are not wanted
@@ -256,7 +256,7 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 				s.cursor.Share(s.bytes, s.ofAll)
 			}
 			if s.wanted != nil {
-				s.filter = s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted, append([]run{s.parts[1:]}, s.older...))
+				s.filter = newFilter(s.parts[0].p.facts, s.parts[0].ref.Key, reader.Blocks(), s.wanted, append([]run{s.parts[1:]}, s.older...))
 				s.cursor.Filter = s.filter
 			}
 			if s.before != nil {

@@ -23,7 +23,7 @@ func TestSelectionWithoutRoom(t *testing.T) {
 	const objects = 400
 	update := func(fact string, every int) {
 		for i := 0; i < objects; i += every {
-			c.put(fmt.Sprintf("%03d", i), fact+incompressible(10<<10+i)) // some six in a block
+			c.put(fmt.Sprintf("%03d", i), fact+incompressible(10<<10+i)) // about six in a block
 		}
 		c.commit()
 	}
@@ -62,8 +62,9 @@ func TestSelectionWithoutRoom(t *testing.T) {
 	require.LessOrEqual(t, selection, 2*scan, "reads of %d objects that are not selected any more", objects)
 }
 
-// TestSelectionOfAFewPods selects one in a thousand of 100,000 Pods, a tenth of which were updated since. It reads the
-// blocks that have these, and the blocks of each newer run over them. In all there are 2,079 blocks.
+// TestSelectionOfAFewPods selects one in a thousand of 100,000 Pods, a tenth of which were updated since. The selection
+// reads the blocks that have the selected Pods, and the blocks of each newer run in the key ranges of these blocks. In
+// all there are 2,079 blocks.
 func TestSelectionOfAFewPods(t *testing.T) {
 	const pods, labels, size, most = 100_000, 1000, 1200, 250
 	label := func(i int) uint16 { return uint16(i * 7919 % 104729 % labels) }

@@ -21,18 +21,17 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// weather is a bucket whose requests fail, fail but persist, or stall until many others have passed, which is longer
-// than the grace period of the simulation. Its clock is skewed differently each time it is asked.
+// weather is a bucket whose requests fail, fail but persist, or stall until many other requests have passed. A stall is
+// longer than the grace period of the simulation. The times of listed objects are each skewed differently.
 type weather struct {
 	bucket.Bucket
 	t *testing.T
 	// served counts requests, tended the jobs of projectors, swapped the swaps of the root.
 	served, tended, swapped atomic.Int64
-	// defeatedCommits and defeatedMerges count how often a segment was collected before the root that was to name it
-	// was written.
+	// defeatedCommits and defeatedMerges count how often a segment was collected before a root could name the segment.
 	defeatedCommits, defeatedMerges atomic.Int64
 
-	mu  sync.Mutex // guards what follows
+	mu  sync.Mutex // guards the fields below
 	rng *rand.Rand
 	// unnamed are the segments of stalled commits and compactions.
 	unnamed map[string]bool
@@ -75,16 +74,16 @@ func (w *weather) stallBriefly() {
 	w.stall(3*time.Millisecond, func() bool { return w.served.Load() >= until })
 }
 
-// stallUntilSwapped waits until another caller has swapped the root. Then the caller's own swap is lost, and must not
-// be taken for won.
+// stallUntilSwapped waits until another caller has swapped the root. Then the caller's own swap is lost, and the caller
+// must notice that.
 func (w *weather) stallUntilSwapped() {
 	before, until := w.swapped.Load(), w.tended.Load()+15
 	w.stall(time.Second, func() bool { return w.swapped.Load() > before || w.tended.Load() >= until })
 }
 
-// stallUntilCollected waits until a segment was collected because no root names it yet, or for long. Then a commit is
-// defeated by the swap of the root, unless its collector takes a lost swap for won; the nonce prevents that. A
-// compaction continues with its outputs when its swap is lost; the generation defeats it.
+// stallUntilCollected waits until a segment was collected because no root names it yet, or until a long time has
+// passed. Then a commit is defeated by the collector's swap of the root. Because of the nonce, the commit does not take
+// its lost swap for won. A compaction continues with its outputs when its swap is lost; the generation defeats it.
 func (w *weather) stallUntilCollected(key string) {
 	w.mark(key, true)
 	until := w.tended.Load() + 15
@@ -108,7 +107,7 @@ func (w *weather) marked(key string) bool {
 func (w *weather) defeats() int64 { return min(w.defeatedCommits.Load()/3, w.defeatedMerges.Load()) }
 
 // unique requires that a root is only ever written over one other root. Otherwise, on a server whose ETags are hashes,
-// it could be there twice.
+// the root could be there twice.
 func (w *weather) unique(root []byte, old string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -119,7 +118,7 @@ func (w *weather) unique(root []byte, old string) {
 	w.roots[sum] = old
 }
 
-// stall waits until something has happened. The deadline is for the case that nobody is left to do it.
+// stall waits until something has happened. The deadline is needed if nobody is left who could make it happen.
 func (w *weather) stall(longest time.Duration, happened func() bool) {
 	for deadline := time.Now().Add(longest); !happened() && time.Now().Before(deadline); {
 		time.Sleep(100 * time.Microsecond)
@@ -189,10 +188,10 @@ var _ bucket.Bucket = (*weather)(nil)
 // simulatedGrace is far shorter than a stall.
 const simulatedGrace = time.Millisecond
 
-// Four projectors concurrently commit, compact, collect, checkpoint, raise the floor and purge, crash and start again,
-// over a bucket that fails, lies and stalls. Readers compare random revisions, also of the past, with the model
-// (invariants 5, 6, 7, 11, 13). Without the generation, or the nonce, the test fails nearly every time. LOGPLANE_SOAK
-// is the least number of reads on each kind of bucket.
+// TestSimulation: four projectors concurrently commit, compact, collect, checkpoint, raise the floor and purge, crash
+// and start again, over a bucket that fails, lies and stalls. Readers compare views at random revisions, also of the
+// past, with the model (invariants 5, 6, 7, 11, 13). Without the generation, or the nonce, the test fails nearly every
+// time. LOGPLANE_SOAK is the least number of reads on each kind of bucket.
 func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of reads")
@@ -227,7 +226,7 @@ type simulation struct {
 	storm *weather
 	seed  uint64
 	mu    sync.RWMutex // guards the model
-	// done ends it. The writer waits for turns of readers and projectors, so that all keep the same pace.
+	// done ends the simulation. The writer waits for turns of readers and projectors, so that all keep the same pace.
 	done, read, tended chan struct{}
 
 	commits, reads, past, expired, merges, collected, crashes atomic.Int64
@@ -350,7 +349,7 @@ func (s *simulation) readOn(rng *rand.Rand) {
 	}
 }
 
-// tend does one of the things that a projector does; it may fail.
+// tend does one of a projector's jobs. The job may fail.
 func (s *simulation) tend(ctx context.Context, p *Projection, rng *rand.Rand) {
 	switch rng.IntN(10) {
 	case 0:
@@ -410,7 +409,7 @@ func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 	return nil
 }
 
-// readPast reads a revision below the floor, if something still covers it.
+// readPast reads a revision below the floor, if the revision is still kept.
 func (s *simulation) readPast(p *Projection, at Revision) error {
 	v, err := p.at(s.ctx, at)
 	if err != nil {

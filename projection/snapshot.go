@@ -16,7 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// snapshot is a root with what is needed to read it. It is immutable, except that segments are opened on first use.
+// snapshot is a root with everything that a reader of the root needs. A snapshot is immutable, except that segments are
+// opened on first use.
 type snapshot struct {
 	p    *Projection
 	root *root
@@ -31,7 +32,8 @@ type snapshot struct {
 	index *index
 }
 
-// run is a sequence of segments, ascending by key. If two of them share a key, the later one has its older versions.
+// run is a sequence of segments, ascending by key. If two of them share a key, the later segment has the key's older
+// versions.
 type run []*part
 
 // part is a segment that is opened on first use and stays open for as long as a snapshot names it.
@@ -52,7 +54,7 @@ func (r *root) newPart(p *Projection, ref segmentRef) *part {
 }
 
 // newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has opened stay open, unless
-// something was forgotten since.
+// a version was forgotten since.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
 	records, err := r.inlineRecords()
 	if err != nil {
@@ -71,7 +73,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 			s.index = previous.index
 		}
 		for _, part := range slices.Concat(previous.events, slices.Concat(previous.runs...)) {
-			if part.reader.Load() != nil || part.sealed != nil { // else its footer may now be elsewhere
+			if part.reader.Load() != nil || part.sealed != nil { // else another place may now have its footer
 				known[part.ref.Key] = part
 			}
 		}
@@ -145,7 +147,7 @@ func (r *part) read(ctx context.Context) (reader *segment.Reader, err error) {
 }
 
 // wholeEvents is the largest size at which an event segment is read whole together with its footer. Footers of event
-// segments are kept nowhere else, so an old version then costs one request. A commit spills some 256 KiB.
+// segments are kept nowhere else, so with a whole read an old version costs one request. A commit spills some 256 KiB.
 const wholeEvents = 1 << 20
 
 // ReadRange implements segment.Source.
@@ -223,7 +225,8 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 	return best, found, nil
 }
 
-// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may have it.
+// candidates are the runs that may have the key at or below the revision, each run cut down to the parts that may have
+// the key.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
 		parts := r.overlapping(key, key+"\x00")

@@ -23,7 +23,7 @@ const (
 	swapPause    = 5 * time.Millisecond
 )
 
-// draft is the next root while it is being made, with what only its author needs to know.
+// draft is the next root while it is being made, with data that only its author needs.
 type draft struct {
 	*root
 	// over is the snapshot whose root the draft will replace.
@@ -34,8 +34,8 @@ type draft struct {
 	footers []footer
 	// made are the keys of objects that were written only for this draft.
 	made []string
-	// voids are the events that the draft found void, traced those of traced requests, and bytes is the size of all
-	// events that it adds. They are reported once the draft has won.
+	// voids are the events that the draft found void, traced are the events of traced requests, and bytes is the size
+	// of all events that the draft adds. All of these are reported once the draft has won.
 	voids, traced []*record
 	bytes         int
 }
@@ -45,8 +45,9 @@ func (s *snapshot) draft() *draft {
 	return &draft{root: s.root.clone(), over: s, records: s.records}
 }
 
-// swap replaces the newest root by the draft that change makes of a view on it, and returns a view on the outcome.
-// change returns nil if there is nothing to do. After a failure, swap calls change again with the newest view.
+// swap replaces the newest root by a draft, and returns a view on the outcome. The function 'change' makes the draft
+// from a view on the newest root. change returns nil if there is nothing to do. After a failure, swap calls change
+// again with the newest view.
 func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*draft, error)) (*View, error) {
 	if err := p.committing.enter(ctx); err != nil {
 		return nil, err
@@ -71,12 +72,12 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 // swapRoot replaces the root by a draft that next makes, and returns the snapshot of the new root. It returns nil if
 // next returns nil, because there is nothing to do.
 //
-// A failed put may still have succeeded: the bucket replaced the root, and its answer was lost. Or another process was
-// faster. So every further try begins by reading the root. No new draft is made before the last one is decided, even if
-// that is an earlier call's.
+// A failed put may still have succeeded, if only its answer was lost. So every further try begins by reading the root,
+// and no new draft is made before the last one is decided, even if an earlier call made that draft.
 //
-// If next fails but has written objects, it returns the draft with the error. Then swapRoot discards the objects. It
-// ends there, unless an object was not found, because another try would write all of them again.
+// If next fails after it has written objects, next returns the draft with the error. Then swapRoot discards the
+// objects, and returns the error: another try would write all objects again. It tries again only if an object was not
+// found.
 func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (won *snapshot, err error) {
 	var ours *draft // the last draft of this call
 	for attempt := range swapAttempts {
@@ -102,7 +103,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			return nil, nil
 		}
 		if err == nil {
-			if err = d.check(); err != nil { // a further try would make the same mistake
+			if err = d.check(); err != nil { // each further draft would have the same mistake
 				p.discard(ctx, d.made, d.over.root)
 				return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
 			}
@@ -125,10 +126,9 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, err)
 }
 
-// decide reads the root, and finds out what became of a draft whose put failed, if there is one. The draft has won if
-// the root has its nonce. If the root is still the one that the draft was made over, decide puts the draft again. An
-// earlier put may still arrive, so the draft's objects must not be deleted, and need not be written again. With any
-// other root the draft has lost for good, and decide returns nil.
+// decide reads the root, and finds out whether a draft whose put failed has won, if there is such a draft. The draft
+// has won if the root has its nonce. If the root is still the one that the draft was made over, an earlier put may
+// still arrive, so decide puts the same draft again. With any other root the draft has lost, and decide returns nil.
 func (p *Projection) decide(ctx context.Context, read func(context.Context) (*snapshot, error), tried *draft) (won *snapshot, err error) {
 	now, err := read(ctx)
 	switch {
@@ -149,10 +149,10 @@ func (p *Projection) decide(ctx context.Context, read func(context.Context) (*sn
 // discardTime is how long discarding may take for a caller whose time is up.
 const discardTime = time.Second
 
-// discard deletes objects that were made in vain since the given root was the newest one. Otherwise they would stay
-// until garbage is collected, with data that may be forgotten meanwhile. A crash or a failure still leaves them for
-// that long. An object that a root names stays: a swap may have won although its answer was lost, and other processes
-// may have continued from there. The caller must not pass objects that an undecided draft names.
+// discard deletes objects of a failed draft, because they may have data that was forgotten meanwhile. None of these
+// objects was made before 'since' was the newest root. After a crash or a failure such objects stay until garbage is
+// collected. An object that a root names stays, because the swap may have won. The caller must not pass objects that an
+// undecided draft names.
 func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 	if len(made) == 0 {
 		return
@@ -196,7 +196,7 @@ func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
 }
 
-// report counts and logs what is certain once the draft is the root. A span shows how long its event has waited.
+// report counts and logs the draft's events, once the draft is the root. A span shows how long an event has waited.
 func (d *draft) report(ctx context.Context, tracer trace.Tracer) {
 	commits.Inc()
 	foldedBytes.Add(float64(d.bytes))

@@ -8,8 +8,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// tail is the events after the snapshot, as they came. Which of them are void is only found out when a key is read, so
-// catching up asks nothing of the bucket. A tail is immutable; extend shares its data.
+// tail is the events after the snapshot, as they came. Which events are void is found out when a key is read, so that
+// catching up needs no bucket. A tail is immutable; extend shares its data.
 type tail struct {
 	// byKey is ordered by key, newest first. All tails share cloning, which is held while byKey is cloned, because
 	// cloning writes to both trees.
@@ -17,12 +17,13 @@ type tail struct {
 	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.
 	records []*record
-	// at is the position of the newest event, barriers included. It is compared when the tail is resumed (invariant 9).
+	// at is the position of the newest event, barriers included. This position is compared when the tail is resumed
+	// (invariant 9).
 	at    eventlog.Position
 	bytes int
 	// outdates is the last barrier that outdates older roots, 0 for none.
 	outdates Revision
-	// epoch is the root's: an event of an older epoch was written across a fence and is void (invariant 9).
+	// epoch is the epoch of the root: an event of an older epoch was written across a fence and is void (invariant 9).
 	epoch uint64
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// worn is a bucket in which one bit of an object has flipped. It counts how often the object was read.
+// worn is a bucket in which one bit of an object has flipped. worn counts how often the object was read.
 type worn struct {
 	lax
 	key  string
@@ -85,8 +85,9 @@ func withBase(t *testing.T) *cell {
 	return c
 }
 
-// A damaged or lost segment stops only its own compaction. What that compaction wrote is deleted again, other runs are
-// merged, garbage is collected, and the error names the segment. Each time it runs in a new process.
+// TestADamagedSegmentStopsOneJob: a damaged or lost segment stops only its own compaction. The objects that this
+// compaction wrote are deleted again, other runs are merged, garbage is collected, and the error names the segment.
+// Each attempt runs in a new process.
 func TestADamagedSegmentStopsOneJob(t *testing.T) {
 	quiet(t)
 	for _, how := range []string{"damaged", "lost"} {
@@ -130,7 +131,8 @@ func TestADamagedSegmentStopsOneJob(t *testing.T) {
 	}
 }
 
-// A long-lived projector does the same. For a while it avoids a damaged segment, and any job that has failed.
+// TestFailedWorkBacksOff: a long-lived projector does the same as in TestADamagedSegmentStopsOneJob. For a while it
+// avoids a damaged segment, and any job that has failed.
 func TestFailedWorkBacksOff(t *testing.T) {
 	quiet(t)
 	c := newCell(t, tending)
@@ -182,7 +184,7 @@ func TestFailedWorkBacksOff(t *testing.T) {
 	}
 }
 
-// Each job runs even if others fail, and the error joins all failures.
+// TestOnceDoesWhatItCan: each job runs even if others fail, and the error joins all failures.
 func TestOnceDoesWhatItCan(t *testing.T) {
 	quiet(t)
 	c := newCell(t, tending)
@@ -225,8 +227,8 @@ func (b *stubborn) Replace(ctx context.Context, key string, body []byte, etag st
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// While the bucket refuses the root, the commit's objects are written once, however often the root is tried. The root
-// decides in the end: objects that it names stay, and the others are deleted.
+// TestARootThatIsNotTaken: while the bucket refuses the root, the commit's objects are written once, however often the
+// root is tried. The root decides in the end: objects that it names stay, and the others are deleted.
 func TestARootThatIsNotTaken(t *testing.T) {
 	quiet(t)
 	for name, ends := range map[string]func(c *cell, b *stubborn){
@@ -276,7 +278,8 @@ func TestARootThatIsNotTaken(t *testing.T) {
 	}
 }
 
-// The objects of a failed commit are deleted, whichever object it could not write.
+// TestACommitThatFailsLeavesNothing: the objects of a failed commit are deleted, whichever object the commit could not
+// write.
 func TestACommitThatFailsLeavesNothing(t *testing.T) {
 	quiet(t)
 	for _, folder := range []string{"seg", "events", "ckpt", "idx"} {
@@ -332,7 +335,7 @@ func withCheckpoint(t *testing.T) *cell {
 	return c
 }
 
-// A lost checkpoint pins nothing and is dropped.
+// TestALostCheckpointIsDropped: a lost checkpoint pins nothing and is dropped.
 func TestALostCheckpointIsDropped(t *testing.T) {
 	quiet(t)
 	c := withCheckpoint(t)
@@ -345,7 +348,8 @@ func TestALostCheckpointIsDropped(t *testing.T) {
 	requireClean(t, p)
 }
 
-// A damaged checkpoint stays, with everything it may name, until an operator drops it. Newer garbage is collected.
+// TestADamagedCheckpointStopsNothing: a damaged checkpoint stays, with every object that it may name, until an operator
+// drops it. Newer garbage is collected.
 func TestADamagedCheckpointStopsNothing(t *testing.T) {
 	quiet(t)
 	c := withCheckpoint(t)
@@ -388,7 +392,7 @@ func TestADamagedCheckpointStopsNothing(t *testing.T) {
 	requireClean(t, p)
 }
 
-// A rule trims the checkpoints that can be read, and leaves the others as they are.
+// TestTrimPassesADamagedCheckpoint: a rule trims the checkpoints that can be read, and leaves the others as they are.
 func TestTrimPassesADamagedCheckpoint(t *testing.T) {
 	quiet(t)
 	config := func(c *Config) {
@@ -422,8 +426,8 @@ func TestTrimPassesADamagedCheckpoint(t *testing.T) {
 	}
 }
 
-// If a cell was idle for longer than its history, the next commit drops the trims of a past that nobody can read, and
-// no later trim makes the same again.
+// TestTrimAndCommitAgree: if a cell was idle for longer than its history, the next commit drops the trims of a past
+// that nobody can read, and no later trim makes the same trims again.
 func TestTrimAndCommitAgree(t *testing.T) {
 	c := newCell(t, func(c *Config) {
 		tending(c)

@@ -27,12 +27,9 @@ type trim struct {
 }
 
 // Trim removes from archive and checkpoints the versions that rules no longer keep, and reports whether there were any.
-// It reads and writes what has become too old since the last time, for each rule once a checkpoint is old enough. If
-// one rule fails, the others still run.
-//
-// Versions are too old if they came before a checkpoint that is as old as the rule says. The archived events before
-// that checkpoint, and older checkpoints, are rewritten without the objects. A crash before the swap leaves the old
-// root and garbage. Other processes may commit, compact and trim meanwhile.
+// A rule no longer keeps versions from before a checkpoint that is as old as the rule says. Archived events before that
+// checkpoint, and older checkpoints, are rewritten without the rule's objects. If one rule fails, the others still run.
+// A crash before the swap leaves the old root and garbage. Other processes may commit, compact and trim meanwhile.
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 	before, err := p.atHand(ctx)
 	if err != nil {
@@ -52,9 +49,10 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 	return trimmed, err
 }
 
-// trim does for one rule what Trim does.
+// trim does the work of Trim for one rule.
 func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, known *departing) error {
-	// Most is read and written before the swap, so that commits go on. The swap adds what has come since.
+	// Most objects are read and written before the swap, so that commits can continue. The swap adds objects that have
+	// come since.
 	w := p.rewrite(known)
 	_, err := w.draft(ctx, before)
 	if err == nil || errors.Is(err, bucket.ErrNotFound) {
@@ -83,7 +81,7 @@ func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, k
 }
 
 // pastStart is the oldest revision that can be read below the floor; 0 without checkpoints. A trim up to pastStart
-// would mark the beginning of a past that nobody can read, so none is made, and an existing one is dropped.
+// would mark the beginning of a past that nobody can read, so no such trim is made, and an existing one is dropped.
 func (r *root) pastStart() Revision {
 	if len(r.Checkpoints) == 0 {
 		return 0
@@ -91,7 +89,7 @@ func (r *root) pastStart() Revision {
 	return min(r.Checkpoints[0].Revision, r.archiveStart())
 }
 
-// trimmable is what a rule lets go by now; nil for nothing.
+// trimmable says which versions a rule no longer keeps now; nil if there are none.
 func (r *root) trimmable(rule HistoryRule, retention time.Duration) *departing {
 	since := max(r.trimmedUpTo(rule.Prefix), r.pastStart())
 	upto := since
@@ -150,7 +148,7 @@ func (r *root) trimmedUpTo(prefix string) Revision {
 	return 0
 }
 
-// pastOf returns ErrTrimmed if rules have let go of some of these keys' past at a revision.
+// pastOf returns ErrTrimmed if rules have trimmed a part of these keys' past at a revision.
 func (r *root) pastOf(keys Keys, at Revision) error {
 	for _, t := range r.Trimmed {
 		if at < t.Revision && overlaps(t.Prefix, keys) {

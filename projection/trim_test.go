@@ -13,9 +13,10 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Some objects of the model are of resources with a rule. What the rule does not keep is in no archived event, and in
-// no checkpoint that the rule has passed; reading it gives ErrTrimmed. From there on each moment is unchanged, and for
-// all other objects each moment is, through compactions, further trims and collections.
+// TestTrim: some objects of the model are of resources with a rule. Versions that the rule does not keep are in no
+// archived event, and in no checkpoint that the rule has passed; reading them gives ErrTrimmed. Every later moment is
+// unchanged. For all other objects every moment is unchanged. Both hold through compactions, further trims and
+// collections.
 func TestTrim(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -130,10 +131,13 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// requireTrimmed reads the event segments and checkpoints that the root lists.
+// requireTrimmed reads the event segments that the root and its pages list, and the checkpoints.
 func requireTrimmed(t *testing.T, r *random, keptFrom map[string]Revision) {
 	root := r.latest().snap.root
-	for _, ref := range root.Events {
+	paged, err := r.paged(r.ctx, root)
+	require.NoError(t, err)
+	require.Equal(t, len(root.Pages) > 0, len(paged) > 0)
+	for _, ref := range append(paged, root.Events...) {
 		body, _, err := r.bucket.Get(r.ctx, ref.Key)
 		require.NoError(t, err)
 		reader, err := segment.OpenBytes(ref.Key, body)

@@ -9,9 +9,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// A batch may arrive after the event to which one of its own events lost has left the log. Then it is void as a whole:
-// the object does not exist without its charge. This holds for every reader, before and after the commit, and if both
-// batches were in one tail.
+// TestAnAppendIsValidAsAWhole: one event of a batch may lose to an earlier event. If the batch arrives after the
+// earlier event has left the log, the batch is void as a whole: the object does not exist without its charge. That is
+// so for every reader, before and after the commit, and if both batches were in one tail.
 func TestAnAppendIsValidAsAWhole(t *testing.T) {
 	quiet(t)
 	for _, also := range []string{"an object that was never there", "an object that was there"} {
@@ -29,7 +29,7 @@ func TestAnAppendIsValidAsAWhole(t *testing.T) {
 				require.NoError(t, err)
 				return s.Put("application/cbor", []byte(value), 0)
 			}
-			writes := []Write{write("object", "charged"), write("quota", "used 1 by object"), write("beside", "1")}
+			writes := []Write{write("object", "charged"), write("quota", "used 1 by object"), write("other", "1")}
 			charged := c.put("quota", "used 1 by another")
 			c.put("z", "2")
 			c.commit()
@@ -65,7 +65,7 @@ func TestAnAppendIsValidAsAWhole(t *testing.T) {
 					require.Equal(t, e.Revision == after, valid, "revision %d", e.Revision)
 					return err
 				}))
-				for _, name := range []string{"object", "quota", "beside"} {
+				for _, name := range []string{"object", "quota", "other"} {
 					rows, err := p.History(c.ctx, podKey(name).RowKey())
 					require.NoError(t, err)
 					for _, row := range rows {

@@ -21,12 +21,13 @@ type Verified struct {
 	Objects int
 	// Rows of key-ordered segments, events of event segments, and events of the log that were compared.
 	Rows, Events, LogEvents uint64
-	// Orphans are objects that nothing names: garbage, or of a commit in flight. Foreign are objects that are not ours.
+	// Orphans are objects that no root or checkpoint names: garbage, or objects of a commit in flight. Foreign are
+	// objects that Logplane does not write.
 	Orphans, Foreign int
 	OrphanBytes      int64
 }
 
-// Verify reads the root, the checkpoints, and every byte of every segment that they name, and reports what is wrong:
+// Verify reads the root, the checkpoints, and every byte of every segment that they name, and reports every problem:
 //
 //   - damage,
 //   - rows out of order, or outside the range that the root gives,
@@ -34,7 +35,7 @@ type Verified struct {
 //   - holes between events,
 //   - rows, events and log that contradict each other.
 //
-// It continues until it has seen everything. err is set only if the root cannot be read, or the bucket cannot be
+// Verify continues until it has seen everything. err is set only if the root cannot be read, or the bucket cannot be
 // listed. Other processes may commit and collect meanwhile.
 func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Verified, error) {
 	for try := 1; ; try++ {
@@ -42,8 +43,8 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 		if err := v.run(ctx); err != nil {
 			return v.Verified, fmt.Errorf("verify: %w", err)
 		}
-		// A collection or purge meanwhile looks like a loss. It is a loss if the root did not change, or after three
-		// tries.
+		// A collection or purge during the pass looks like a loss. There is a loss only if the root did not change, or
+		// after three tries.
 		if len(v.problems) == 0 || try == 3 || !v.overtaken(ctx) {
 			for _, problem := range v.problems {
 				report(problem)
@@ -60,25 +61,26 @@ type verification struct {
 	root  *root
 	etag  string
 	named map[string]bool
-	// lost are the damaged segments that only checkpoints name, and not the root.
+	// lost are the damaged segments that checkpoints name and the root does not.
 	lost map[string]bool
 	// footers are the footers that are kept outside of their segments.
 	footers  map[string][]byte
 	problems []error
-	// unread: something could not be read, so an apparent contradiction proves nothing.
+	// unread: some object could not be read, so an apparent contradiction proves nothing.
 	unread bool
-	// rows and events are ascending by revision once all are read.
+	// rows and events are ascending by revision once all of them are read.
 	rows, events []fact
 }
 
-// fact is one row or event, reduced to what is compared. All facts of a cell are in memory at once, 32 bytes each.
+// fact is one row or event, reduced to the fields that are compared. All facts of a cell are in memory at once, 32
+// bytes each.
 type fact struct {
 	revision Revision
 	// key, head and body are hashes: of the row key, of everything but the body, and of the body.
 	key, head uint64
 	body      uint32
 	flags     segment.Flags
-	// trimmed: a rule may have let go of its event.
+	// trimmed: a rule may have trimmed the event.
 	trimmed bool
 }
 
@@ -121,7 +123,7 @@ func (v *verification) run(ctx context.Context) error {
 	return v.list(ctx)
 }
 
-// read reads everything that a snapshot names, and checks that it is one history.
+// read reads everything that a snapshot names, and checks that all of this is one history.
 func (v *verification) read(ctx context.Context, snap *snapshot) {
 	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
 	v.Objects++
@@ -188,7 +190,7 @@ func countRows(refs []segmentRef) (n uint64) {
 	return n
 }
 
-// checkpoint reads a checkpoint, and the objects that it pins unless they were read already.
+// checkpoint reads a checkpoint, and the objects that it pins, unless these were read already.
 func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 	v.Objects++
 	v.named[c.Key] = true
@@ -301,8 +303,8 @@ func (v *verification) compareRows() {
 	}
 }
 
-// compareFloor checks that the last archived event of a key at or below the floor has a row, unless it is a tombstone.
-// It sorts the events by key, in place, since they are many.
+// compareFloor checks that each key's last archived event at or below the floor has a row, unless the event is a
+// deletion. It sorts the events by key, in place, since they are many.
 func (v *verification) compareFloor() {
 	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(b.revision, a.revision)) })
 	var newest *fact // event of the key at or below the floor

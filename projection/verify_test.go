@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// rewritten replaces a cell's snapshot by one segment of the rows and one of the events, with correct checksums.
+// rewritten replaces a cell's snapshot by one segment of these rows and one of these events, with correct checksums.
 func (c *cell) rewritten(rows, events []*record) {
 	v := c.latest()
 	next := v.snap.root.clone()
@@ -40,7 +40,7 @@ func (c *cell) rewritten(rows, events []*record) {
 	require.NoError(c.t, err)
 }
 
-// Wrong contents with correct checksums are found by comparing rows, events and log.
+// TestContradictionsAreFound: a comparison of rows, events and log finds wrong contents that have correct checksums.
 func TestContradictionsAreFound(t *testing.T) {
 	changed := func(records []*record, at int, change func(*record)) []*record {
 		out := slices.Clone(records)
@@ -92,7 +92,8 @@ func TestContradictionsAreFound(t *testing.T) {
 	}
 }
 
-// Orphans and foreign objects are counted, and are not a problem. A named object that is missing is a problem.
+// TestOrphansAreCounted: orphans and foreign objects are counted, and are not a problem. A named object that is missing
+// is a problem.
 func TestOrphansAreCounted(t *testing.T) {
 	c, _ := spilling(t, 3)
 	for _, key := range []string{"logplane/seg/0/orphan", "logplane/ckpt/orphan", "logplane/notes"} {
@@ -125,8 +126,8 @@ func (b without) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return b.Bucket.Get(ctx, key)
 }
 
-// At the floor the newest version of each key has a row; older ones need none. The facts of all rows and events take 32
-// bytes each, and no more memory was allocated.
+// TestRowsAtTheFloorAreCompared: at the floor the newest version of each key has a row; older versions need none. The
+// facts of all rows and events take 32 bytes each, and no more memory than that was allocated.
 func TestRowsAtTheFloorAreCompared(t *testing.T) {
 	require.EqualValues(t, 32, unsafe.Sizeof(fact{}))
 	for gone, want := range map[int]string{0: "", 3: "the event at revision 4, its key's last at the floor, has no row"} {

@@ -16,20 +16,20 @@ const (
 	// versionBytes is how many bytes of versions one call returns; only the last version may exceed it.
 	versionBytes = 4 << 20
 	// gapEvents and gapBytes bound one read of archived events to which no checkpoint reaches back. Such events are
-	// read forwards, but wanted backwards.
+	// read from old to new, but needed from new to old.
 	gapEvents = 1024
 	gapBytes  = versionBytes
-	// visitBytes is what looked is told for a visit to a checkpoint: about a block.
+	// visitBytes is how many bytes are reported to looked for a visit to a checkpoint: about a block.
 	visitBytes = 64 << 10
 )
 
 // Versions returns the newest versions of a key below a revision, newest first, tombstones included and void events
 // left out. It returns about as many as the limit, but may return fewer, or none, before the end. next is the revision
-// below which a further call continues; 0 if nothing older is kept. It holds some MiB, however large the versions are.
+// below which a further call continues; 0 if nothing older is kept. The call holds some MiB, however large the versions
+// are.
 //
-// Each event names the one before it, so versions that have left the snapshot are found event by event. Only versions
-// from before an object was last made must be searched for, in the checkpoints and in the archived events between them.
-// looked is told what is read, as that of Archived, and may be nil.
+// docs/decisions/the-past.md says how the versions are found. looked is called for each read, as by Archived. It may
+// be nil.
 func (p *Projection) Versions(ctx context.Context, key string, below Revision, limit int,
 	looked func(at Revision, bytes int) bool) (rows []Row, next Revision, err error) {
 	v, err := p.Latest(ctx)
@@ -50,14 +50,15 @@ type versionSearch struct {
 	view  *View
 	key   string
 	limit int
-	// looked is that of Versions. stopped says that looked has returned false.
+	// looked is the argument of Versions. stopped says that looked has returned false.
 	looked  func(at Revision, bytes int) bool
 	stopped bool
 	rows    []Row
 	bytes   int // of the rows
 	// below is the revision below which versions are still to be found; 0 at the end.
 	below Revision
-	// before is the revision of the event before the last one found; 0 if that does not name one.
+	// before is the revision of the event before the last one found; 0 if the last one does not name an event before
+	// it.
 	before Revision
 }
 
@@ -96,7 +97,7 @@ func (s *versionSearch) enough() bool {
 	return s.stopped || len(s.rows) >= s.limit || s.bytes >= versionBytes
 }
 
-// look tells looked what was read.
+// look reports a read to looked.
 func (s *versionSearch) look(at Revision, bytes int) {
 	if s.looked != nil && !s.looked(at, bytes) {
 		s.stopped = true
@@ -111,8 +112,8 @@ func (s *versionSearch) take(r Row) {
 	s.look(r.Revision, len(r.Value))
 }
 
-// takeFrom takes what this view alone has below s.below, until there are enough. It ends with the newest version at or
-// below the view's floor, because older ones may be incomplete.
+// takeFrom takes the versions that this view alone has below s.below, until there are enough. It ends with the newest
+// version at or below the view's floor, because older ones may be incomplete.
 func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
 	if s.enough() {
 		return nil
@@ -129,8 +130,9 @@ func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
 	return nil
 }
 
-// versions yields what this view alone has of the key below a revision, newest first. It leaves out versions with one
-// of the flags in skip. A key may have very many versions, so versions reads only as the caller consumes them.
+// versions yields the versions of the key that this view alone has below a revision, newest first. It leaves out
+// versions with one of the flags in skip. A key may have very many versions, so versions reads only as the caller
+// consumes them.
 func (v *View) versions(ctx context.Context, key string, below Revision, skip segment.Flags) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		upto := min(below-1, v.Revision())
@@ -233,7 +235,7 @@ func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, boo
 }
 
 // older takes the key's versions of the next older checkpoint, or the archived events to which no checkpoint reaches
-// back. If it finds nothing, it lowers s.below to what remains.
+// back. If it finds nothing, it lowers s.below to the range that remains.
 func (s *versionSearch) older(ctx context.Context) error {
 	r := s.view.snap.root
 	index := r.checkpointAt(s.below - 1)
@@ -266,7 +268,7 @@ func (s *versionSearch) older(ctx context.Context) error {
 	return s.gap(ctx, max(after, s.below-1-min(s.below-1, gapEvents)))
 }
 
-// gap takes the archived events after a revision. If that is too much to read, it takes only the newest of them.
+// gap takes the archived events after a revision. If these are too many to read, it takes only the newest.
 func (s *versionSearch) gap(ctx context.Context, after Revision) error {
 	var last []Row // the last events, at most as many as are wanted
 	size, read, from := s.bytes, 0, after
@@ -299,11 +301,11 @@ func (s *versionSearch) gap(ctx context.Context, after Revision) error {
 }
 
 // Archived yields every non-void event of the keys in (after, upto], in order, wherever it is still kept, also below
-// the floor. Before events of which a rule has let some go, it yields ErrTrimmed without an event, and continues. It
-// fails with ErrExpired if the range begins below what is kept. It also fails if upto is above the head.
+// the floor. Before a range in which a rule has trimmed events, it yields ErrTrimmed without an event, and continues.
+// It fails with ErrExpired if the range begins before all kept events. It also fails if upto is above the head.
 //
-// looked may be nil. Otherwise it is told of each event that was read, also of other keys, and of the bytes that it
-// took. If looked returns false, Archived ends; it has then yielded everything up to that event.
+// looked may be nil. Otherwise it is called for each event that was read, also for events of other keys, with the bytes
+// that the event took. If looked returns false, Archived ends; it has then yielded everything up to that event.
 func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision,
 	looked func(at Revision, bytes int) bool) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {

@@ -12,12 +12,13 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// View is the state of a cell at every revision from its floor to its own. It is immutable and safe for concurrent use.
+// View is the state of a cell at every revision from its floor to its head. A View is immutable and safe for concurrent
+// use.
 type View struct {
 	p    *Projection
 	snap *snapshot
 	tail *tail
-	// first is the log's first revision, and asked when the log was asked for it and its head.
+	// first is the log's first revision, and asked is when the log was asked for its first revision and its head.
 	first Revision
 	asked time.Time
 	// proven is the connection on which the log was seen to hold the last event that the root or the tail knows.
@@ -25,10 +26,11 @@ type View struct {
 	proven uint64
 	// rootRead is the newest revision that was known when the root was last read.
 	rootRead Revision
-	// past, for a moment below the floor, is the snapshot of the newest root; snap is then that of a checkpoint.
+	// past, for a moment below the floor, is the snapshot of the newest root; snap is then the snapshot of a
+	// checkpoint.
 	past *snapshot
-	// folded, for a moment after its checkpoint, are the keys whose archived events are in the tail. It is nil before
-	// that.
+	// folded, for a moment after its checkpoint, are the keys whose archived events are in the tail. folded is nil
+	// before these events are read.
 	folded *Keys
 	// superseded is closed when there is a view with a newer revision.
 	superseded chan struct{}
@@ -53,7 +55,7 @@ func (v *View) Floor() Revision {
 // Age is the time since the log was asked for its head; the view has everything up to that head.
 func (v *View) Age() time.Duration { return eventlog.Elapsed(v.asked) }
 
-// Applied is the revision up to which the view's snapshot reaches. The tail begins after it.
+// Applied is the revision up to which the view's snapshot reaches. The tail begins after Applied.
 func (v *View) Applied() Revision { return v.snap.root.Applied }
 
 // outdated reports whether the tail has a barrier that outdates the snapshot's root.
@@ -92,9 +94,9 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 	return n, ok, err
 }
 
-// Since calls seen with the key of every event after the revision, void events included. It may call it twice with one
-// key. What was read of any other key at that revision is still true. Since reads only memory. It returns false if the
-// view no longer holds all of these events; then any key may have changed.
+// Since calls seen with the key of every event after the revision, void events included. It may call seen twice with
+// one key. Every other key still has the state that it had at the revision. Since reads only memory. It returns false
+// if the view no longer holds all of these events; then any key may have changed.
 func (v *View) Since(after Revision, seen func(key string)) bool {
 	if after < v.snap.root.Spilled {
 		return false
@@ -122,7 +124,8 @@ func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
 	}
 }
 
-// tailAfter is the tail's events after both a revision and the snapshot, which may have passed the tail's beginning.
+// tailAfter is the tail's events after both a revision and the snapshot's applied revision, which may be above the
+// beginning of the tail.
 func (v *View) tailAfter(after Revision) []*record {
 	return v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):]
 }
@@ -131,8 +134,8 @@ func (v *View) tailAfter(after Revision) []*record {
 const retries = 5
 
 // retry runs a read. If a segment is gone, the read starts again with a view of the same revision and tail on the
-// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read must
-// name the revision that it reads, and check it against the view that it is given.
+// newest root, whose floor may be above that revision. So each read must check its revision against the view that it
+// gets.
 func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && v.again != nil && errors.Is(err, bucket.ErrNotFound); n++ {
@@ -146,7 +149,7 @@ func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	return unread(err)
 }
 
-// at runs a read of some keys at a revision, with a view that has both.
+// at runs a read of some keys at a revision, with a view that has these keys and the revision.
 func (v *View) at(ctx context.Context, keys Keys, at Revision, read func(*View) error) error {
 	return v.retry(ctx, func(v *View) error {
 		v, err := v.with(ctx, keys, at)
@@ -177,19 +180,19 @@ func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Se
 	return v.Select(ctx, start, end, at, nil)
 }
 
-// Select is Scan for callers that want only some rows. It may leave out any others, and skips most blocks that have no
-// wanted row. It never yields another version of a row than Scan.
+// Select is Scan for callers that want only some rows. It may leave out any other rows, and skips most blocks that have
+// no wanted row. It never yields another version of a row than Scan.
 func (v *View) Select(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[Row, error] {
 	return v.rows(ctx, start, end, at, wanted, cached)
 }
 
-// Outline is Scan for callers that mostly need no values, and use Scan for those they need. A row may lack its Value,
-// RequestID and Author. So caching many objects takes a tenth of the memory.
-func (v *View) Outline(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
-	return v.rows(ctx, start, end, at, nil, outlines)
+// ScanKeys is Scan for callers that mostly need no values, and use Scan for the values that they need. A row may lack
+// its Value, RequestID and Author. So caching many objects takes a tenth of the memory.
+func (v *View) ScanKeys(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
+	return v.rows(ctx, start, end, at, nil, summaries)
 }
 
-// ScanOnce is Scan for callers that keep what they make of the values. What it reads pushes nothing out of the cache.
+// ScanOnce is Scan for callers that keep their own form of the values. Its reads push nothing out of the cache.
 func (v *View) ScanOnce(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
 	return v.rows(ctx, start, end, at, nil, once)
 }

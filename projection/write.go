@@ -2,15 +2,17 @@ package projection
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// State is what one view knows of a key: what a write replaces, and what the write must expect of the log. Only a view
-// makes a State, in one read. So base, precondition, head and epoch of a write never come from two views.
+// State is the state of a key in one view: the row that a write replaces, and the revision that the write must expect
+// in the log. Only a view makes a State, so that both come from the same view (docs/decisions/one-view.md).
 type State struct {
 	view *View
 	key  eventlog.Key
@@ -64,8 +66,8 @@ type Write struct {
 	event eventlog.Write
 }
 
-// Put is the write that gives the key a value: it makes a new object, or replaces the live row. ttl is in seconds, 0
-// for ever.
+// Put is the write that gives the key a value: it makes a new object, or replaces the live row. ttl is in seconds; 0
+// means that the object does not expire.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
 	if s.live {
@@ -87,16 +89,16 @@ func (w Write) By(author eventlog.Author) Write {
 }
 
 // oldest is the age from which a view may no longer be used to append. Events stay in the log far longer
-// (eventlog.MinRetention). So if another write of a key came after the view, the log still has it when the append
-// arrives. If the log did not, JetStream would take the key for one without events.
+// (eventlog.MinRetention), so when the append arrives, the log still has each write that came after the view.
 const oldest = 10 * time.Second
 
-// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
-// Append returns ErrConflict if the view is older than 10 s, or if the log was reconnected since the view was proven
-// (invariant 9). Other errors are those of eventlog.Log.Append, and ErrBehind, after which nothing was written.
+// Append appends the writes in one batch, and returns the revision of the last one. All writes must come from States of
+// this view. Append returns ErrConflict if the view is older than 10 s, or if the log was reconnected since the view
+// was proven (invariant 9). Other errors are those of eventlog.Log.Append, and ErrBehind, after which nothing was
+// written.
 //
-// Once a process has learned that its cell was fenced, it acknowledges no write, whichever of its requests learned it.
-// The event may be in the log, but it is void (invariant 9).
+// Once a process has learned that its cell was fenced, it acknowledges no write, whichever of its requests learned of
+// the fence. The event of such a write may be in the log, but is void (invariant 9).
 func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
 	events := make([]eventlog.Write, len(writes))
 	for i, w := range writes {
@@ -111,7 +113,7 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 	if age := v.Age(); age > oldest || v.Revision() >= v.first && v.proven != v.p.config.Log.Connection() {
 		return 0, fmt.Errorf("append from a view that is %s old or of another connection: %w", age, eventlog.ErrConflict)
 	}
-	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // Log.Append checks it again right before publishing
+	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // Log.Append checks the deadline again right before publishing
 	defer cancel()
 	if err := v.p.failed(); err != nil {
 		return 0, err
@@ -125,3 +127,79 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 	}
 	return rev, nil
 }
+
+const (
+	// relieveShare: a process whose tail takes 1/relieveShare of its budget commits by itself. A tail of that size
+	// means that the projector is down, or does not keep up.
+	relieveShare = 4
+	// relieveTime bounds how long relieve delays the request that calls it. After a failure no request tries again for
+	// sparePause.
+	relieveTime = 5 * time.Second
+	sparePause  = 5 * time.Second
+)
+
+// pressed returns ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
+func (v *View) pressed() error {
+	if v.tail.bytes > v.p.config.TailBytes {
+		return fmt.Errorf("the snapshot is %d MiB behind the log: %w", v.tail.bytes>>20, ErrBehind)
+	}
+	return nil
+}
+
+// mayWrite returns ErrBehind if the tail has outgrown its budget and stays so. While another request is shortening the
+// tail, mayWrite waits for that request. So a writer that is faster than the commits is slowed down, and is refused
+// only if the commits fail or take too long.
+func (v *View) mayWrite(ctx context.Context) error {
+	if v.pressed() == nil {
+		return nil
+	}
+	patient, cancel := context.WithTimeout(ctx, relieveTime)
+	defer cancel()
+	if v.p.relieving.enter(patient) == nil {
+		v.p.relieving.leave()
+	}
+	return v.p.view.Load().pressed()
+}
+
+// pressing reports that the tail has the greatest length that readers should have to read. Then the next commit should
+// not wait.
+func (v *View) pressing() bool {
+	return len(v.tail.records) >= behindEvents || v.tail.bytes >= behindBytes
+}
+
+// relieve shortens a tail that has grown too long, within the request that notices its length. That may be a GET.
+// relieve reads the root again, as another process may have committed. If the tail is still too long, relieve commits
+// once. It purges nothing, because processes that serve requests may not purge (eventlog.Roles).
+//
+// One request of the process at a time shortens the tail, for relieveTime at most. The other requests continue with the
+// views that they have. After a failure the request continues with its own view too.
+func (p *Projection) relieve(ctx context.Context, v *View) *View {
+	limit := p.config.TailBytes / relieveShare
+	if p.config.ReadOnly || v.tail.bytes <= limit || !p.mayAskBucket() {
+		return v
+	}
+	select {
+	case p.relieving <- struct{}{}:
+		defer p.relieving.leave()
+	default:
+		return v
+	}
+	ctx, cancel := context.WithTimeout(ctx, relieveTime-discardTime)
+	defer cancel()
+	_, err := p.reload(ctx)
+	if err == nil && p.view.Load().tail.bytes > limit {
+		relieved.Inc()
+		_, _, err = p.commit(ctx, false)
+	}
+	if err != nil && !errors.Is(err, eventlog.ErrDiverged) {
+		p.spareBucket()
+		slog.WarnContext(ctx, "the tail is long, and committing it failed", "bytes", v.tail.bytes, "error", err)
+	}
+	return p.view.Load()
+}
+
+// mayAskBucket reports whether a request may ask the bucket for something that it can do without. After such a request
+// to the bucket has failed, no request may ask for a while.
+func (p *Projection) mayAskBucket() bool { return time.Now().UnixNano() >= p.sparing.Load() }
+
+func (p *Projection) spareBucket() { p.sparing.Store(time.Now().Add(sparePause).UnixNano()) }

@@ -13,7 +13,7 @@ import (
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
-// A run relies on announcements only once it has learned a revision while it could hear them.
+// A run relies on announcements only once it has learned a revision at a time when it could hear announcements.
 func TestAim(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -31,7 +31,8 @@ type api struct {
 	namespaced bool
 }
 
-// newAPI makes a client for the resource. It asks whether the resource has namespaces only where that matters.
+// newAPI makes a client for the resource. If the configuration names no namespace, newAPI asks the API whether the
+// resource has namespaces.
 func newAPI(ctx context.Context, c Config) (*api, error) {
 	client, err := clientFor(c.REST, c.Resource.GroupVersion())
 	if err != nil {
@@ -67,7 +68,7 @@ func clientFor(config *rest.Config, version schema.GroupVersion) (rest.Interface
 	own := rest.CopyConfig(config)
 	own.GroupVersion, own.NegotiatedSerializer = &version, scheme.Codecs
 	own.Timeout = 0 // a timeout would end watches
-	own.QPS = -1    // no limit is needed: changes and checks bound how much is asked
+	own.QPS = -1    // no limit is needed: changes and checks bound the number of requests
 	own.APIPath = "/apis"
 	if version.Group == "" {
 		own.APIPath = "/api"
@@ -125,22 +126,24 @@ func (a *api) watch(ctx context.Context, after uint64, seconds int64) (io.ReadCl
 	return stream, a.failed("watch", err)
 }
 
-// failed judges an error. What the API refuses it will refuse again, so that is final; every other error may pass.
+// failed makes an error final or leaves it as it is. The API would refuse a refused request again, so a refusal is
+// final; every other error may pass.
 func (a *api) failed(what string, err error) error {
 	if err == nil {
 		return nil
 	}
+	said := fmt.Errorf("%s %s: %w", what, a.config.Resource.Resource, err)
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return fmt.Errorf("%s %s: %w", what, a.config.Resource.Resource, err)
+		return said
 	}
 	switch code := status.Status().Code; {
 	case code == http.StatusGone:
 		return &final{fmt.Errorf("%s %s: %w", what, a.config.Resource.Resource, ErrExpired)}
 	case code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests:
-		return &final{fmt.Errorf("%s %s: %w", what, a.config.Resource.Resource, err)}
+		return &final{said}
 	}
-	return fmt.Errorf("%s %s: %w", what, a.config.Resource.Resource, err)
+	return said
 }
 
 func parseRevision(s string) (uint64, error) {

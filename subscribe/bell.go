@@ -14,8 +14,8 @@ import (
 // roundTrip bounds a round trip to NATS.
 const roundTrip = 5 * time.Second
 
-// bell is rung by announcements. It keeps only the newest announced revision, so a run that handles events slowly costs
-// neither NATS nor itself any memory.
+// bell is rung by announcements. It keeps only the newest announced revision, so a run that handles events slowly takes
+// memory neither in NATS nor in its own process.
 type bell struct {
 	conn    *nats.Conn
 	subject string
@@ -24,7 +24,7 @@ type bell struct {
 	announced atomic.Uint64
 	rung      chan struct{}
 	broken    chan nats.Status
-	// unsure: a change may have been stored that was not announced here, or it is time for a check.
+	// unsure: a change that was not announced here may have been stored, or it is time for a check.
 	unsure bool
 }
 
@@ -52,7 +52,7 @@ func (b *bell) takeDown() {
 	b.conn.RemoveStatusListener(b.broken)
 }
 
-// ring may be called by two subscriptions at once, when a new one replaces the old one.
+// ring may be called by two subscriptions at once, when a new subscription replaces the old one.
 func (b *bell) ring(m *nats.Msg) {
 	rev, err := revision(m)
 	if err != nil {
@@ -70,9 +70,8 @@ func (b *bell) ring(m *nats.Msg) {
 }
 
 // hears reports whether the server has the subscription on the current connection. If so, every later announcement is
-// either heard, or the connection breaks, and then wait returns. hears fails if the server refuses the subscription. To
-// find out whether the permission still holds, it subscribes again whenever the bell is unsure: announcements are not
-// relied on then.
+// heard, or the connection breaks, and then wait returns. hears fails if the server refuses the subscription. Whenever
+// the bell is unsure, it subscribes again, to find out whether the permission still holds.
 func (b *bell) hears(ctx context.Context) (bool, error) {
 	for len(b.broken) > 0 {
 		<-b.broken
@@ -116,15 +115,14 @@ func (b *bell) subscribe() error {
 // wait returns when a revision newer than the position was announced, the connection broke, the check's time has
 // passed, or ctx has ended.
 func (b *bell) wait(ctx context.Context, position uint64, check time.Duration) {
-	t := time.NewTimer(check)
-	defer t.Stop()
+	due := time.After(check)
 	for b.announced.Load() <= position {
 		select {
 		case <-b.rung:
 		case <-b.broken:
 			b.unsure = true
 			return
-		case <-t.C:
+		case <-due:
 			b.unsure = true
 			return
 		case <-ctx.Done():

@@ -10,7 +10,7 @@ import (
 )
 
 // After a break of the connection, however short, a run does not rely on announcements. This holds if the break is
-// noticed while the run waits, and also if the connection is back before anybody looks.
+// noticed while the run waits, and also if the connection is back before the run looks.
 func TestBellAfterABreak(t *testing.T) {
 	link := runNATS(t)
 	conn, err := nats.Connect(link.url(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))

@@ -15,18 +15,18 @@ import (
 
 // Event is one change of one object.
 type Event struct {
-	// Type is watch.Added, watch.Modified or watch.Deleted; or watch.Bookmark if Config.Bookmarks asks for those.
+	// Type is watch.Added, watch.Modified or watch.Deleted; or watch.Bookmark if Config.Bookmarks asks for bookmarks.
 	Type watch.EventType
-	// Namespace is empty for an object that has none.
+	// Namespace is empty for an object without a namespace.
 	Namespace, Name string
 	// Revision is the object's resourceVersion; for a deletion, the revision of the deletion.
 	Revision string
-	// From continues after this event (Config.From). It is empty for the state that a run begins with, since a run
-	// cannot continue from the middle of that.
+	// From is the position from which a run continues after this event (Config.From). It is empty for the state with
+	// which a run begins, since a run cannot continue from the middle of the state.
 	From string
 	// ContentType of Body: 'application/json' if it comes from the API, the stored object's type if it comes from NATS.
 	ContentType string
-	// Body is the object; for a deletion, its last state. Decode reads it. It is empty if only headers came.
+	// Body is the object; for a deletion, its last state. Decode reads the Body. Body is empty if only headers came.
 	Body []byte
 }
 
@@ -51,12 +51,12 @@ func Parse(prefix string, m *nats.Msg) (Event, error) {
 	}, nil
 }
 
-// Decode reads the event's object into a type that the scheme knows, and stamps its resourceVersion:
+// Decode reads the event's object into a type that the scheme knows, and sets the object's resourceVersion:
 //
 //	configMap, err := subscribe.Decode[corev1.ConfigMap](event, scheme.Scheme)
 //
-// T must be the version of the object: the requested one if the event comes from the API, the stored one if it comes
-// from NATS. Unstructured takes any version that is not encoded as protobuf.
+// T must be the version that was requested of the API, or the stored version if the event comes from NATS. Unstructured
+// takes any version that is not encoded as protobuf.
 func Decode[T any, P interface {
 	*T
 	runtime.Object

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/subscribe"
 )
 
-// A program that reacts to changes of the ConfigMaps of one namespace, and continues where it was when it is started
-// again.
+// This program reacts to changes of the ConfigMaps of one namespace. When it is started again, it continues where it
+// was.
 func ExampleRun() {
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -25,7 +25,7 @@ func ExampleRun() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	from, _ := os.ReadFile("from") // it does not exist before the first run, which then begins with the state
+	from, _ := os.ReadFile("from") // before the first run there is no file, and the run begins with the state
 	err = subscribe.Run(context.Background(), subscribe.Config{
 		Conn: conn, REST: config, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "tour",
 		From: string(from), Bookmarks: true,

@@ -11,9 +11,9 @@ import (
 )
 
 // Fetch asks the API, with the subscriber's own rights, for the object of an event without a body. The answer is at
-// least as new as the event; its Revision says how new it is. If the object has been deleted since, Fetch returns an
-// error for which apierrors.IsNotFound is true. It does so for every Deleted event too: only Run delivers the last
-// state of a deleted object.
+// least as new as the event; the answer's Revision says how new the answer is. If the object has been deleted since,
+// Fetch returns an error for which apierrors.IsNotFound is true. Fetch returns such an error for every Deleted event
+// too: only Run delivers the last state of a deleted object.
 func Fetch(ctx context.Context, config *rest.Config, resource schema.GroupVersionResource, e Event) (Event, error) {
 	client, err := clientFor(config, resource.GroupVersion())
 	if err != nil {

@@ -65,7 +65,7 @@ func (s *natsServer) admit(conn net.Conn) bool {
 	return !s.away
 }
 
-// cut breaks all connections, and closes new ones at once.
+// cut breaks all connections, and closes new connections at once.
 func (s *natsServer) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,22 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// How long a watch is requested for. The server sends a bookmark two seconds before the end. If nothing more is
-// expected, pass ends the watch at that bookmark. After an announcement a watch takes linger; without one, glance is
-// enough.
+// The times for which a watch is requested. The server sends a bookmark two seconds before the end. If no more changes
+// are expected, pass ends the watch at that bookmark. After an announcement a watch takes linger; without an
+// announcement, glance is enough.
 const (
 	linger = 10 * time.Second
 	glance = 3 * time.Second
 )
 
-// overdue is how long after its time a watch is cut off if it neither brings anything nor ends.
+// overdue is how long a watch may last beyond its requested time before it is cut off.
 const overdue = 20 * time.Second
 
 // errNothing makes Run pause before it tries again.
 var errNothing = errors.New("a watch ended without having brought anything")
 
 // pass reads one watch after the position until a bookmark shows that the target is reached, or until the watch ends,
-// as every watch does in time. A crash here loses nothing: From is what was handled.
+// as every watch does in time. A crash here loses nothing: From has moved only past handled changes.
 func (r *run) pass(ctx context.Context, open time.Duration) error {
 	reading, cancel := context.WithTimeout(ctx, open+overdue)
 	defer cancel()
@@ -96,8 +96,8 @@ func read(frame metav1.WatchEvent) (Event, uint64, error) {
 	return e, rev, nil
 }
 
-// state handles all objects as of one revision, and sets the position to it. If a page fails, the next call asks for
-// that page again; objects that were handled are not handled twice.
+// state handles all objects as of one revision, and sets the position to that revision. If a page fails, the next call
+// asks for that page again; objects that were handled are not handled twice.
 func (r *run) state(ctx context.Context) error {
 	for {
 		list, err := r.api.page(ctx, r.token)

@@ -14,14 +14,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Now as Config.From begins with the changes from now on.
+// Now is a value of Config.From: a run begins with the changes from now on.
 const Now = "now"
 
-// ErrExpired means that the cell has forgotten the revision to continue from. Begin again with the state (an empty
-// From).
+// ErrExpired means that the cell no longer keeps the revision from which to continue. Begin again with the state (an
+// empty From).
 var ErrExpired = errors.New("the revision to go on from is older than what the cell keeps, begin with the state")
 
-// Config says what to subscribe to.
+// Config describes a subscription.
 type Config struct {
 	// Conn announces changes. It needs only the right to subscribe to the namespace's events, and should reconnect for
 	// ever (nats.MaxReconnects(-1)). Any number of runs may share it.
@@ -30,9 +30,9 @@ type Config struct {
 	REST *rest.Config
 	// Resource to subscribe to, for example configmaps of group '' and version 'v1'.
 	Resource schema.GroupVersionResource
-	// Namespace is empty for all namespaces, and for a resource that has none.
+	// Namespace is empty for all namespaces, and for a resource without namespaces.
 	Namespace string
-	// LabelSelector and FieldSelector are those of a watch; empty means everything.
+	// LabelSelector and FieldSelector are the selectors of a watch; an empty selector selects everything.
 	LabelSelector, FieldSelector string
 	// From is the From of the last event that was handled, or Now. If it is empty, the run begins with the state: all
 	// objects as of one revision, as Added events.
@@ -43,18 +43,19 @@ type Config struct {
 	// need them if the resource seldom changes, because a From older than the cell's retention has expired. A run that
 	// does not begin at a revision sends the first bookmark where it begins.
 	Bookmarks bool
-	// Check is how often the API is asked even if NATS announced nothing: a minute by default. It bounds the delay of
+	// Check is how often Run asks the API even if NATS announced nothing: a minute by default. It bounds the delay of
 	// an event whose announcement NATS lost unnoticed.
 	Check time.Duration
 	// Linger is how long a watch stays open after an announcement, since changes often come in groups: 10 s by default,
 	// and at least 3 s.
 	Linger time.Duration
-	// Cluster is the logical cluster, 'main' by default. Prefix is that of the cell's subjects, 'logplane' by default.
+	// Cluster is the logical cluster, 'main' by default. Prefix is the prefix of the cell's subjects, 'logplane' by
+	// default.
 	Cluster, Prefix string
 }
 
-// Run calls handle for every change, once and in order. It returns when ctx ends, handle fails, or it cannot continue:
-// ErrExpired, missing rights, or a closed connection. The error says which.
+// Run calls handle for every change, once and in order. Run returns when ctx ends, when handle fails, or when it cannot
+// continue: ErrExpired, missing rights, or a closed connection. The error names the reason.
 func Run(ctx context.Context, c Config, handle func(context.Context, Event) error) error {
 	r := &run{config: c.withDefaults(), handle: handle, patience: patience}
 	defer r.end()
@@ -106,7 +107,7 @@ type run struct {
 	goal uint64
 }
 
-// start makes what a run needs, if it has not been made yet.
+// start makes the run's api and bell if they have not been made yet.
 func (r *run) start(ctx context.Context) (err error) {
 	if r.api == nil {
 		if r.api, err = newAPI(ctx, r.config); err != nil {
@@ -127,7 +128,7 @@ func (r *run) end() {
 	}
 }
 
-// turn reads until every change that is known to exist has been handled, and then waits for more.
+// turn reads until every change that is known to exist has been handled, and then waits for more changes.
 func (r *run) turn(ctx context.Context) error {
 	if err := r.start(ctx); err != nil {
 		return err
@@ -155,8 +156,9 @@ func (r *run) turn(ctx context.Context) error {
 // target is the revision up to which changes must be handled before the run may wait.
 func (r *run) target() uint64 { return max(r.goal, r.bell.announced.Load()) }
 
-// aim finds the place to begin at. If announcements do not say how far to read, it also sets the goal: to a revision at
-// least as new as every change before the call. Later changes are announced, since the bell hears by then.
+// aim finds the revision at which to begin. If announcements do not say how far to read, aim also sets the goal to a
+// revision that is at least as new as every change before the call. Later changes are announced, since the bell hears
+// by then.
 func (r *run) aim(ctx context.Context, hears bool) error {
 	if r.position == 0 {
 		if err := r.begin(ctx); err != nil {
@@ -195,10 +197,8 @@ func (r *run) begin(ctx context.Context) error {
 
 // rest pauses, a little longer each time.
 func (r *run) rest(ctx context.Context) {
-	t := time.NewTimer(r.patience.Step())
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(r.patience.Step()):
 	case <-ctx.Done():
 	}
 }

@@ -11,8 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// This file holds all that a subscriber knows of the log: the subjects and headers of the messages that the server
-// republishes. They are a permanent format ("Events" of docs/format.md, docs/subscribers.md).
+// The subjects and headers of republished messages are a permanent format ("Events" of docs/format.md).
 
 // Markers stand for empty parts of a subject.
 const (
@@ -20,7 +19,7 @@ const (
 	noNamespace = "%cluster"
 )
 
-// Headers of a republished message. The server adds those that begin with Nats-.
+// Headers of a republished message. The server adds the headers that begin with Nats-.
 const (
 	headerType         = "ce-type"
 	headerContentType  = "content-type"
@@ -35,8 +34,8 @@ var typeOfHeader = map[string]watch.EventType{
 	"dev.logplane.object.deleted":  watch.Deleted,
 }
 
-// announcements is the subject of the events of a resource. If the configuration has no namespace, it matches the
-// events of all namespaces, or those of the objects if the resource has no namespaces.
+// announcements is the subject of the events of a resource. If the configuration has no namespace, the subject matches
+// the events of all namespaces, or of all objects if the resource has no namespaces.
 func announcements(c Config, namespaced bool) (string, error) {
 	if c.Cluster == "" || c.Resource.Resource == "" {
 		return "", errors.New("cluster and resource must not be empty")
@@ -50,8 +49,8 @@ func announcements(c Config, namespaced bool) (string, error) {
 	}, "."), nil
 }
 
-// token writes a part of a subject. Names in the API can contain no other characters that must be escaped, and nats.go
-// refuses subjects with spaces.
+// token writes a part of a subject. Names in the API contain no characters that must be escaped except those in
+// 'escapes', and nats.go refuses subjects with spaces.
 func token(part, empty string) string {
 	if part == "" {
 		return empty
@@ -61,7 +60,7 @@ func token(part, empty string) string {
 
 var escapes = strings.NewReplacer(".", "_", "_", "%5F", "*", "%2A", ">", "%3E", "%", "%25")
 
-// object reads which object a message is about, from the subject under which the log holds it.
+// object reads the namespace and the name of a message's object from the subject under which the log holds the message.
 func object(prefix string, m *nats.Msg) (namespace, name string, err error) {
 	subject := m.Header.Get(headerStored)
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
@@ -84,7 +83,7 @@ func unescape(token string) (string, error) {
 }
 
 // revision returns the revision of a republished message. A message with a body came through another stream with its
-// own sequences. It then names the log's sequence in an extra header.
+// own sequences. Such a message names the log's sequence in an extra header.
 func revision(m *nats.Msg) (uint64, error) {
 	text := m.Header.Get(headerSequence)
 	if source := strings.Fields(m.Header.Get(headerStreamSource)); len(source) >= 2 {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// The subjects are those of docs/format.md.
+// The subjects are the subjects of docs/format.md.
 func TestAnnouncements(t *testing.T) {
 	for want, c := range map[string]Config{
 		"p.events.main.%core.configmaps.ours.*":             {Resource: configMaps, Namespace: "ours"},

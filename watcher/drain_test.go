@@ -25,8 +25,8 @@ import (
 	"github.com/logplane/logplane/watcher"
 )
 
-// TestDrain: a watcher that stops says so, sends new watches away, and ends each open one cleanly, with a bookmark from
-// which another watcher continues.
+// TestDrain: a watcher that stops is not ready, refuses new watches, and ends each open watch cleanly, with a bookmark
+// from which another watcher continues.
 func TestDrain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for drains")
@@ -224,8 +224,8 @@ func slowClient(t *testing.T, c cell) {
 	fast.expect(added(s.create("b", "")))
 }
 
-// TestStalledConnection: a client that reads nothing from its HTTP/2 connection is cut off with all of its streams. To
-// end the streams one by one would fail, since each end would wait behind data that cannot be written.
+// TestStalledConnection: a client that reads nothing from its HTTP/2 connection is cut off with all of its streams.
+// Ending the streams one by one would fail, since each end would wait behind data that cannot be written.
 func TestStalledConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a stalled client")
@@ -276,8 +276,8 @@ func (s *server) eventuallyAdmitted(what string) {
 	})
 }
 
-// narrow is a transport whose connections buffer little data that has not been read. Once stalled is closed, they read
-// nothing.
+// narrow is a transport whose connections buffer little data that has not been read. Once stalled is closed, the
+// connections read nothing.
 type narrow struct {
 	*http.Transport
 	stalled chan struct{}

@@ -28,9 +28,9 @@ import (
 // LOGPLANE_WATCH_SEED for a first seed other than 0.
 const runs = 8
 
-// TestWatchProperties records what clients see of random writes, through selectors. Meanwhile watchers are killed and
-// drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it compares the
-// records with the log, property by property.
+// TestWatchProperties records the events that clients get of random writes, through selectors. Meanwhile watchers are
+// killed and drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it
+// compares the records with the log, property by property.
 func TestWatchProperties(t *testing.T) {
 	t.Parallel()
 	n, first := runs, 0
@@ -56,7 +56,7 @@ func TestWatchProperties(t *testing.T) {
 	}
 }
 
-// tally counts what happened, to show that the test covers it.
+// tally counts the kinds of occurrences in a history, to show that the test has each kind.
 type tally map[string]int
 
 const (
@@ -96,7 +96,7 @@ type world struct {
 	writer *server
 	slots  []*slot
 	start  eventlog.Revision
-	// live is the color of each existing object. written has what the writer wrote, by the acknowledged revision.
+	// live is the color of each existing object. written has the writer's changes, by the acknowledged revision.
 	live    map[string]string
 	written map[eventlog.Revision]seen
 	removed []happened
@@ -153,7 +153,7 @@ func revisionOf(o object) eventlog.Revision {
 	return eventlog.Revision(n)
 }
 
-// run writes, with trouble in between, lets every client reach the end, and judges what they saw.
+// run writes, with trouble in between, lets every client reach the end, and judges the clients' records.
 func (w *world) run() tally {
 	var clients []*client
 	var watching sync.WaitGroup
@@ -255,7 +255,7 @@ func (w *world) trouble() {
 	}
 }
 
-// forget purges all but the newest events, and moves the floor there.
+// forget purges all but the newest events, and raises the floor to the same revision.
 func (w *world) forget() {
 	applied, err := w.writer.projection.Commit(w.t.Context())
 	require.NoError(w.t, err)
@@ -277,7 +277,7 @@ func (w *world) first() eventlog.Revision {
 	return bounds.First
 }
 
-// view is what a client watches: a collection, and which of its objects match.
+// view is a collection that a client watches, with the selector of its objects.
 type view struct {
 	path    string
 	matches func(seen) bool
@@ -309,7 +309,7 @@ type client struct {
 	slots     []*slot
 	writer    *server
 	random    *rand.Rand
-	streaming bool // whether it begins with a streaming list instead of the world's start
+	streaming bool // whether the client begins with a streaming list instead of the world's start
 
 	position eventlog.Revision
 	ends     bool // whether the state that is being received contains the last object
@@ -392,7 +392,7 @@ func (c *client) watch(ctx context.Context, s *server) (expired bool) {
 	return false
 }
 
-// receive records an event. Until the initial events end, they are the state, which is recorded as a whole.
+// receive records an event. The initial events are the state, which is recorded as a whole once they end.
 func (c *client) receive(e object, initial map[string]eventlog.Revision) map[string]eventlog.Revision {
 	var o = object(e.field("object").(map[string]any))
 	key := fmt.Sprintf("%v/%v", o.field("metadata.namespace"), o.field("metadata.name"))
@@ -442,7 +442,7 @@ func (c *client) list(ctx context.Context) {
 	c.record = append(c.record, entry{kind: "STATE", revision: c.position, state: state})
 }
 
-// expected is what a client must see in (after, upto], and the state with which it starts.
+// expected returns the events that a client must see in (after, upto], and the state with which the client starts.
 func expected(truth []happened, v view, after, upto eventlog.Revision) (state map[string]eventlog.Revision, events []entry) {
 	state = map[string]eventlog.Revision{}
 	matching := map[string]bool{}
@@ -480,8 +480,9 @@ func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 		require.Less(w.t, position, floor, "410 at or above the floor, %s", c.path)
 	}
 	start, last, got := w.start, w.start, []entry(nil)
-	// compare requires that the events since the last state are reliable, atomic and filterable: they are exactly the
-	// matching changes, each with the type that it has for this selector, and none is left out up to the last one.
+	// compare requires that the events since the last state are reliable, atomic and filterable. The events are exactly
+	// the matching changes, each with the type that the change has for this selector. No change before the last event
+	// is left out.
 	compare := func(upto eventlog.Revision, property string) {
 		_, want := expected(truth, c.view, start, upto)
 		require.Equal(w.t, want, got, "%s: %s, from %d to %d", property, c.path, start, upto)

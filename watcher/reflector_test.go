@@ -72,7 +72,7 @@ func reflectorsOverRestarts(t *testing.T, c cell) {
 	require.EqualValues(t, len(stores), lists.Load())
 }
 
-// process serves the watcher as its real process does. terminate ends it as a signal would.
+// process serves the watcher as its real process does. terminate ends the process as a signal would.
 func (s *server) process() (address string, terminate func()) {
 	s.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -94,8 +94,8 @@ func (s *server) process() (address string, terminate func()) {
 	return listener.Addr().String(), terminate
 }
 
-// reflected returns a client whose new connections go to the address that front has at the time. It counts the requests
-// for a whole collection, as a list or as a stream.
+// reflected returns a client. Each new connection of the client goes to the address that front has at the time. The
+// client counts its requests for a whole collection, as a list or as a stream.
 func (s *server) reflected(front *atomic.Value, lists *atomic.Int64) rest.Interface {
 	s.t.Helper()
 	config := &rest.Config{Host: s.url, QPS: -1, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {

@@ -80,7 +80,7 @@ func row13(t *testing.T, c cell) {
 	any.expect(added(a), added(b), added(last))
 }
 
-// TestRow14: from an exact revision, no synthetic events come.
+// TestRow14: a watch from an exact revision gets no synthetic events.
 func TestRow14(t *testing.T) { overEach(t, row14) }
 
 func row14(t *testing.T, c cell) {
@@ -90,7 +90,7 @@ func row14(t *testing.T, c cell) {
 	w.expect(added(s.create("b", "")))
 }
 
-// TestRow15: a revision older than what is kept is answered with 410 Gone.
+// TestRow15: a revision below the floor is answered with 410 Gone.
 func TestRow15(t *testing.T) { overEach(t, row15) }
 
 func row15(t *testing.T, c cell) {
@@ -142,7 +142,7 @@ func row17(t *testing.T, c cell) {
 	silent.expectEnd()
 }
 
-// TestRow18: streaming lists, and requests that do not qualify as one.
+// TestRow18: streaming lists, and requests that do not qualify as a streaming list.
 func TestRow18(t *testing.T) { overEach(t, row18) }
 
 func row18(t *testing.T, c cell) {
@@ -173,7 +173,7 @@ func row18(t *testing.T, c cell) {
 	}
 }
 
-// TestRow19 watches in every representation.
+// TestRow19 watches in every representation of objects.
 func TestRow19(t *testing.T) { overEach(t, row19) }
 
 func row19(t *testing.T, c cell) {
@@ -294,10 +294,8 @@ func TestRow57(t *testing.T) {
 	s := newServer(t)
 	p, err := projection.Open(projection.Config{Log: s.cell.log, Bucket: s.cell.bucket})
 	require.NoError(t, err)
-	function, err := functions.New(apiserver.Config{
-		Cell:       kubestore.Cell{Log: s.cell.log, Projection: p, Cluster: "main"},
-		WatcherURL: s.url,
-	})
+	c := apiserver.Config{Cell: kubestore.Cell{Log: s.cell.log, Projection: p, Cluster: "main"}}
+	function, err := functions.New(functions.Config{Config: c, WatcherURL: s.url + "/"})
 	require.NoError(t, err)
 	listener := httptest.NewServer(function)
 	t.Cleanup(listener.Close)
@@ -323,7 +321,13 @@ func TestRow57(t *testing.T) {
 		require.Equal(t, 307, answer.StatusCode, path)
 		require.Equal(t, s.url+path, answer.Header.Get("Location"))
 	}
-	// And a client that follows the redirect gets its events.
+	alone, err := functions.New(functions.Config{Config: c}) // without a watcher
+	require.NoError(t, err)
+	refused := httptest.NewRecorder()
+	alone.ServeHTTP(refused, httptest.NewRequest("GET", configMaps+"?watch=true", nil))
+	require.Equal(t, 405, refused.Code, refused.Body.String())
+	require.Contains(t, refused.Body.String(), "this process has no watcher")
+	// A client that follows the redirect gets its events.
 	through := &server{t: t, cell: s.cell, url: listener.URL, client: http.DefaultClient}
 	through.watch("resourceVersion=0").expect(added(a))
 	through.watch("/api/v1/watch/namespaces/default/configmaps/a").expect(added(a))

@@ -25,19 +25,18 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/watcher"
 )
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "8") // unless the command line sets it; these tests mostly wait
 	flag.Parse()
-	// Clients and processes are killed all the time in these tests, so what is logged about that does not matter.
+	// Clients and processes are killed all the time in these tests, so log lines about that do not matter.
 	level := slog.LevelError
 	if testing.Verbose() {
 		level = slog.LevelWarn
@@ -95,11 +94,7 @@ type server struct {
 // serve starts a watcher that runs until the test ends or its stop is called.
 func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
-	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
-	require.NoError(t, err)
-	config := watcher.Config{Config: apiserver.Config{
-		Cell: kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))},
-	}}
+	config := watcher.Config{Config: apiserver.Config{Cell: kubestoretest.Cell(t, projection.Config{Log: c.log, Bucket: c.bucket})}}
 	for _, f := range change {
 		f(&config)
 	}
@@ -116,7 +111,7 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
-	s := &server{t: t, url: listener.URL, client: listener.Client(), listener: listener, cell: c, watcher: w, projection: p}
+	s := &server{t: t, url: listener.URL, client: listener.Client(), listener: listener, cell: c, watcher: w, projection: config.Cell.Projection}
 	s.stop = sync.OnceFunc(func() {
 		listener.CloseClientConnections()
 		stop()
@@ -133,7 +128,7 @@ func newServer(t testing.TB, change ...func(*watcher.Config)) *server {
 	return newCell(t).start(t, change...)
 }
 
-// start is serve, and creates the namespace default.
+// start does the work of serve, and creates the namespace default.
 func (c cell) start(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
 	s := c.serve(t, change...)
@@ -202,7 +197,7 @@ func (s *server) delete(path string) object {
 	return s.call(200, "DELETE", path, "", "")
 }
 
-// create makes a ConfigMap in the namespace default, with a label unless that is empty.
+// create makes a ConfigMap in the namespace default, with the label unless it is empty.
 func (s *server) create(name, label string) object {
 	s.t.Helper()
 	return s.post(configMaps, configMap(name, label))

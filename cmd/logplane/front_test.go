@@ -7,13 +7,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFrontFlags: a front that could serve nothing, or would expose tokens on the network, says what to give instead.
+// TestFrontFlags: a front that could serve nothing, or would expose tokens on the network, is refused, and the error
+// says what to give instead.
 func TestFrontFlags(t *testing.T) {
 	for line, why := range map[string]string{
 		"--watcher https://w":                                         "--api is missing: give for example 'https://HOST:7373'",
 		"--api https://a":                                             "--watcher is missing: ",
 		"--api https://a/x --watcher https://w":                       "--api is 'https://a/x': it must be 'https://' or 'http://', a host, ",
-		"--api https://u:p@a --watcher https://w":                     "--api must be a URL without user and password",
+		"--api https://u:p@a --watcher https://w":                     "--api has a user or a password",
 		"--api http://10.0.0.1:1 --watcher https://w":                 "--api is 'http://10.0.0.1:1': clients' tokens would travel there in clear",
 		"--api https://a --watcher http://w":                          "--watcher is 'http://w': clients' tokens would travel there in clear",
 		"--api https://a --watcher https://w --listen :1":             "--listen is ':1': beyond loopback, tokens would pass in clear",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,8 +18,8 @@ func addGroup(root *cobra.Command, id, title string, commands ...*cobra.Command)
 	root.AddCommand(commands...)
 }
 
-// refuseUnknown makes every command that only groups subcommands refuse an unknown name. Cobra would print the help,
-// and the process would exit with 0.
+// refuseUnknown is for commands that only group subcommands: such a command then refuses an unknown name. Cobra itself
+// would print the help, and the process would exit with 0.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -44,6 +45,21 @@ func refuseUnknown(root *cobra.Command) {
 	}
 }
 
+// explainArguments lets an error about a command's arguments show which arguments the command has. Cobra's own errors
+// only count.
+func explainArguments(root *cobra.Command) {
+	visit(root, func(cmd *cobra.Command) {
+		if check := cmd.Args; check != nil && !cmd.HasSubCommands() {
+			cmd.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return fmt.Errorf("%w: the command is '%s'", err, cmd.UseLine())
+				}
+				return nil
+			}
+		}
+	})
+}
+
 func visit(cmd *cobra.Command, do func(*cobra.Command)) {
 	do(cmd)
 	for _, child := range cmd.Commands() {
@@ -56,29 +72,31 @@ func unknown(cmd *cobra.Command, name string) error {
 	var known []string
 	for _, child := range cmd.Commands() {
 		if child.IsAvailableCommand() {
-			known = append(known, "'"+child.Name()+"'")
+			known = append(known, child.Name())
 		}
 	}
-	return fmt.Errorf("unknown command '%s'%s: '%s' has %s", name, similar(cmd, name, ""), cmd.CommandPath(), strings.Join(known, ", "))
+	return fmt.Errorf("unknown command '%s'%s: '%s' has '%s'", name, similar(known, name, ""), cmd.CommandPath(), strings.Join(known, "', '"))
 }
 
-// similar asks whether the user has meant a command that is written almost as the name is.
-func similar(cmd *cobra.Command, name, prefix string) string {
-	cmd.SuggestionsMinimumDistance = 2
-	names := cmd.SuggestionsFor(name)
-	if len(names) == 0 {
+// similar asks whether the user has meant a known name whose spelling is close to that of the given name.
+func similar(known []string, name, prefix string) string {
+	all := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, other := range slices.Compact(slices.Sorted(slices.Values(known))) {
+		all.AddCommand(&cobra.Command{Use: other, Run: func(*cobra.Command, []string) {}})
+	}
+	meant := all.SuggestionsFor(name)
+	if len(meant) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (did you mean '%s%s'?)", prefix, strings.Join(names, "' or '"+prefix))
+	return fmt.Sprintf(" (did you mean '%s%s'?)", prefix, strings.Join(meant, "' or '"+prefix))
 }
 
-// similarFlag is similar for flags. Cobra compares only the names of commands.
-func similarFlag(cmd *cobra.Command, name string) string {
-	flags := &cobra.Command{}
+// flagsOf returns the names of a command's flags.
+func flagsOf(cmd *cobra.Command) (names []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
-			flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+			names = append(names, f.Name)
 		}
 	})
-	return similar(flags, name, "--")
+	return names
 }

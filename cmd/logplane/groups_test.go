@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An unknown command must not exit with 0, because scripts would go on.
+// TestUnknownCommands: an unknown command must not exit with 0, because scripts would continue.
 func TestUnknownCommands(t *testing.T) {
 	groups := 0
 	visit(newRoot(io.Discard), func(cmd *cobra.Command) {
@@ -26,13 +26,14 @@ func TestUnknownCommands(t *testing.T) {
 		require.Equal(t, 0, run(t.Context(), path, &out, io.Discard))
 		require.Contains(t, out.String(), cmd.Commands()[0].Name()+" ")
 	})
-	require.Equal(t, 3, groups, "logplane, completion and inspect")
+	require.Equal(t, 4, groups, "logplane, completion, fixture and inspect")
 	var out bytes.Buffer
 	require.Equal(t, 0, run(t.Context(), []string{"help", "inspect", "head"}, &out, io.Discard))
 	require.Contains(t, out.String(), "logplane inspect head")
 }
 
-// TestMistypedNames: who mistypes a command or a flag is told which one is written almost so.
+// TestMistypedNames: the error about a mistyped command or flag suggests the command or flag with a similar spelling.
+// The error about missing or stray arguments shows the command with its arguments.
 func TestMistypedNames(t *testing.T) {
 	for line, says := range map[string]string{
 		"projectr":                "unknown command 'projectr' (did you mean 'projector'?): ",
@@ -40,6 +41,8 @@ func TestMistypedNames(t *testing.T) {
 		"api --lisen 127.0.0.1:0": "unknown flag: --lisen (did you mean '--listen'?): ",
 		"dev --datta x":           "(did you mean '--data'?): ",
 		"dev --nothing-like-it":   "unknown flag: --nothing-like-it: ",
+		"history":                 ": the command is 'logplane history (KIND/NAME | KIND NAME) [flags]'",
+		"serve extra":             ": the command is 'logplane serve [flags]'",
 	} {
 		var said bytes.Buffer
 		require.Equal(t, 1, run(t.Context(), strings.Fields(line), io.Discard, &said), line)

@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A command that is interrupted before it is done must not look as if it were done, because an operator's next step
-// depends on it. A command that serves exits with 0 when it is stopped.
+// TestInterrupted: a command that is interrupted before its end must not look as if it had succeeded, because an
+// operator's next step depends on the result. A command that serves exits with 0 when it is stopped.
 func TestInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()
@@ -30,8 +30,8 @@ func TestInterrupted(t *testing.T) {
 	require.Zero(t, run(ctx, []string{"dev", "--in-memory", "--listen", "127.0.0.1:0"}, io.Discard, io.Discard))
 }
 
-// Most of the start of 'dev' is writes. If one of them is cut off, that is not a fault, and nothing is printed about
-// it.
+// TestInterruptedStart: most of the start of 'dev' is writes. A write that the interruption cuts off is not a fault,
+// and nothing is printed about that write.
 func TestInterruptedStart(t *testing.T) {
 	for step := range 30 {
 		ctx, interrupt := context.WithCancel(t.Context())

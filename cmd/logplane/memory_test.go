@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// TestMemoryLimitIsSaid: at its start a process logs what limits its memory, and to how much. Commands that people run
-// in a terminal log it only at the level debug.
+// TestMemoryLimitIsSaid: at its start a process logs the origin and the size of its memory limit. Commands that people
+// run in a terminal log the limit only at the level debug.
 func TestMemoryLimitIsSaid(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
 	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir(), "--memory-mib", "256"}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// logUnhandled logs errors that upstream's code can return to no caller. It replaces upstream's handlers, of which one
+// logUnhandled logs errors that upstream's code can return to no caller. It replaces upstream's handlers, one of which
 // sleeps: a request with an error must not wait for other requests with errors.
 func logUnhandled(ctx context.Context, err error, msg string, keysAndValues ...any) {
 	level := slog.LevelError

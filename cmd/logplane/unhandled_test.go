@@ -14,6 +14,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/logplane/logplane/cmd/logplane/values"
 	"github.com/logplane/logplane/logplanetest"
 	"github.com/logplane/logplane/test/product"
 )
@@ -21,8 +22,8 @@ import (
 // TestClientsThatLeaveAreNoErrors: if an error cannot be sent because the client has left, it is not logged as a fault.
 func TestClientsThatLeaveAreNoErrors(t *testing.T) {
 	var said bytes.Buffer
-	logTo(&said, slog.LevelInfo)
-	t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo) })
+	logTo(&said, slog.LevelInfo, values.Text)
+	t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo, values.Text) })
 	utilruntime.HandleErrorWithContext(t.Context(), errors.New("http2: stream closed"), "Failed to encode watch event")
 	require.Empty(t, said.String())
 	utilruntime.HandleErrorWithContext(t.Context(), errors.New("no such kind"), "Failed to encode watch event")
@@ -35,8 +36,8 @@ func TestOrdinaryRequestsAreForDebugging(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
 		t.Run(level.String(), func(t *testing.T) {
 			said := &product.Output{}
-			logTo(said, level)
-			t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo) })
+			logTo(said, level, values.Text)
+			t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo, values.Text) })
 			clients, err := kubernetes.NewForConfig(logplanetest.Start(t))
 			require.NoError(t, err)
 			err = clients.CoreV1().RESTClient().Get().Resource("pods").Param("limit", "abc").Do(t.Context()).Error()

@@ -3,24 +3,22 @@ package main
 import (
 	"bytes"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/cmd/logplane/serve"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection"
 )
 
-// said runs a command that must fail, and returns its one line.
+// said runs a command that must fail, and returns the one line that the command prints.
 func said(t *testing.T, args ...string) string {
 	t.Helper()
 	var said bytes.Buffer
@@ -54,19 +52,21 @@ func TestValuesAreChecked(t *testing.T) {
 		"api --external-address foo":                       "--external-address is 'foo': it must be HOST:PORT",
 		"api --listen foo":                                 "--listen is 'foo': it must be HOST:PORT",
 		"dev --listen foo":                                 "--listen is 'foo': it must be HOST:PORT",
+		"dev --listen 0.0.0.0:7373 --data /nowhere":        "use 'logplane serve' for others",
 		"dev --events-listen 0.0.0.0:4222 --data /nowhere": "let others subscribe at a NATS server of your own",
 		"dev --max-watches-per-user -1":                    "--max-watches-per-user is -1: it must be at least 0",
 		"watcher --max-watches -1":                         "--max-watches is -1: it must be at least 0",
 		"watcher --drain -1s":                              "--drain is -1s: it must be at least 0s",
 		"watcher --slow-client -1s":                        "--slow-client is -1s: it must be at least 1ms",
 		"lifecycle --settle -1s":                           "--settle is -1s: it must be at least 1ms",
-		"api --kubelet-preferred-address-types Foo":        "--kubelet-preferred-address-types has 'Foo': it must be of 'Hostname', ",
+		"api --kubelet-preferred-address-types Foo":        "--kubelet-preferred-address-types has 'Foo': it must be one of 'Hostname', ",
 		"api --requestheader-client-ca-file /nowhere":      "--requestheader-client-ca-file: read authorities to publish: open /nowhere",
 		"kubeconfig --user ann --duration -1s":             "--duration is -1s: it must be at least 0s",
 		"api --log-level trace":                            "it must be 'debug', 'info', 'warn' or 'error'",
-		"inspect head --memory-mib 1":                      "unknown flag: --memory-mib: 'logplane inspect head --help' lists those there are",
-		"events --retention 1h":                            "unknown flag: --retention: 'logplane events --help' lists those there are",
-		"fence --memory-mib 1":                             "unknown flag: --memory-mib: 'logplane fence --help' lists those there are",
+		"api --log-format xml":                             "--log-format is 'xml': it must be 'text' or 'json'",
+		"inspect head --memory-mib 1":                      "unknown flag: --memory-mib: 'logplane inspect head --help' lists the flags",
+		"events --retention 1h":                            "unknown flag: --retention: 'logplane events --help' lists the flags",
+		"fence --memory-mib 1":                             "unknown flag: --memory-mib: 'logplane fence --help' lists the flags",
 	} {
 		require.Contains(t, said(t, strings.Fields(line)...), why, line)
 	}
@@ -74,52 +74,8 @@ func TestValuesAreChecked(t *testing.T) {
 	require.Contains(t, said(t, "api"), "LOGPLANE_MEMORY_MIB is '256Mi': it must be a whole number of MiB, 0 or at least 128")
 }
 
-// TestBucketFolders: a folder's URL that looks relative is refused, because it would mean another folder than intended.
-func TestBucketFolders(t *testing.T) {
-	t.Chdir(t.TempDir())
-	for _, url := range []string{"file://cellx/bucket", "file:cellx", "file://", "file:///", "file:/cellx"} {
-		where := connection{bucket: url}
-		_, _, err := where.openBucket(t.Context())
-		require.ErrorContains(t, err, "--bucket is '"+url+"': a folder must be 'file://' and its absolute path", url)
-	}
-	where := connection{bucket: "file://" + t.TempDir()}
-	_, _, err := where.openBucket(t.Context())
-	require.NoError(t, err)
-	missing := filepath.Join(t.TempDir(), "missing")
-	where = connection{bucket: "file://" + missing}
-	_, _, err = where.openBucket(t.Context())
-	require.ErrorContains(t, err, "there is no such folder")
-	require.NoDirExists(t, missing, "who looks makes nothing")
-}
-
-// TestOthersBuckets: a process that serves from a folder in which others may write warns of it. One that only reads
-// does not.
-func TestOthersBuckets(t *testing.T) {
-	var logged bytes.Buffer
-	before := slog.Default()
-	t.Cleanup(func() { slog.SetDefault(before) })
-	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
-	syscall.Umask(0o022)
-	folder := t.TempDir()
-	for mode, says := range map[os.FileMode]bool{0o755: false, 0o775: true, 0o757: true} {
-		require.NoError(t, os.Chmod(folder, mode))
-		for _, readOnly := range []bool{false, true} {
-			logged.Reset()
-			where := connection{bucket: "file://" + folder, readOnly: readOnly}
-			_, _, err := where.openBucket(t.Context())
-			require.NoError(t, err)
-			if says && !readOnly {
-				require.Contains(t, logged.String(), "other users may write '"+folder+"'")
-				require.Contains(t, logged.String(), "chmod go-w")
-			} else {
-				require.Empty(t, logged.String())
-			}
-		}
-	}
-}
-
-// TestInit: before init, other commands say to run it. It refuses a number of replicas that the stream does not have.
-// If it makes an authority, Pods trust that authority at once.
+// TestInit: before init, other commands tell the user to run init. init refuses a number of replicas that differs from
+// the stream's. If init makes an authority, Pods trust that authority at once.
 func TestInit(t *testing.T) {
 	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
 	with := func(args ...string) []string { return append(args, where...) }
@@ -136,78 +92,36 @@ func TestInit(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, strings.ReplaceAll(out.String(), " ", ""), strings.ReplaceAll(strings.SplitN(string(pem), "\n", 3)[1], " ", ""))
 
-	t.Setenv("LOGPLANE_EXTERNAL_ADDRESS", "api.example:443") // of the environment that 'api' has too: not an error
+	t.Setenv("LOGPLANE_EXTERNAL_ADDRESS", "api.example:443") // a variable of 'api', which may share the environment: not an error
 	require.Contains(t, said(t, with("init", "--replicas", "3")...),
 		"stream 'logplane' has 1 replicas, not 3: change it with 'nats stream edit logplane --replicas 3', then run 'logplane init' again")
 	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
 }
 
-// TestFlagsAreDocumented: docs/flags.md names each flag of each command. Descriptions refer to other flags by name, not
-// by their places in the list, which is in alphabetical order.
-func TestFlagsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/flags.md")
-	require.NoError(t, err)
-	named := map[string]bool{}
-	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
-		named[word] = true
-	}
+// TestDescriptions: every command has a description. Descriptions of flags refer to other flags by name, not by their
+// places in the list, which is in alphabetical order.
+func TestDescriptions(t *testing.T) {
 	visit(newRoot(io.Discard), func(cmd *cobra.Command) {
 		if strings.HasPrefix(cmd.CommandPath(), "logplane completion") {
 			return
 		}
-		look := func(f *pflag.Flag) {
-			require.True(t, f.Name == "help" || named["--"+f.Name], "%s --%s is not in docs/flags.md", cmd.CommandPath(), f.Name)
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			require.NotRegexp(t, "next (two|three|are)|files below|the same for all other", f.Usage, f.Name)
-		}
-		cmd.Flags().VisitAll(look)
-		cmd.PersistentFlags().VisitAll(look)
+		})
 		require.True(t, cmd.Long != "" || cmd.HasParent() && cmd.Parent().Name() == "inspect" || cmd.Name() == "version" || cmd.Name() == "help", "%s has no description", cmd.CommandPath())
 	})
 }
 
-// TestHistoryByDefault: every command that commits keeps the past for a week, except of objects that change by
-// themselves. The rules are those in the flag's text, and adapt to any other --history.
+// TestHistoryByDefault: every command that commits keeps the past for a week, except the past of objects that change by
+// themselves.
 func TestHistoryByDefault(t *testing.T) {
-	said := &[]projection.HistoryRule{}
-	require.NoError(t, (&historyRules{rules: said}).Set(defaultHistoryRules.text))
-	require.Equal(t, *defaultHistoryRules.rules, *said)
 	var commands []string
 	for _, cmd := range newRoot(io.Discard).Commands() {
 		if flag := cmd.Flags().Lookup("history"); flag != nil {
 			commands = append(commands, cmd.Name())
 			require.Equal(t, "168h0m0s", flag.Value.String(), cmd.Name())
-			require.Equal(t, defaultHistoryRules.text, cmd.Flags().Lookup("history-rules").Value.String(), cmd.Name())
+			require.Contains(t, cmd.Flags().Lookup("history-rules").Value.String(), "nodes=24h", cmd.Name())
 		}
 	}
-	require.Subset(t, commands, slices.Concat(handlers, []string{"dev", "init", "watcher"}), "each command that may commit, and each function")
-
-	for _, c := range []struct {
-		args    string
-		history time.Duration
-		rules   int
-		refused string
-	}{
-		{"", defaultHistory, 5, ""},
-		{"--history 0", 0, 0, ""},
-		{"--history 2h", 2 * time.Hour, 4, ""},
-		{"--retention 1h --history 1h", time.Hour, 1, ""},
-		{"--retention 200h", 200 * time.Hour, 5, ""},
-		{"--history-rules none", defaultHistory, 0, ""},
-		{"--history-rules secrets=24h", defaultHistory, 1, ""},
-		{"--history 12h --history-rules secrets=24h", 12 * time.Hour, 1, "it must be for less than --history"},
-		{"--history 30m", 30 * time.Minute, 0, "it must be 0 or at least --retention"},
-	} {
-		where, flags := connection{reads: "quorum", cluster: "main", blockCacheFolderMiB: 1}, pflag.NewFlagSet("", pflag.ContinueOnError)
-		registerRetention(flags, &where.logRetention, &where.retention, &where.history, &where.historyRules, &where.checkpoints)
-		require.NoError(t, flags.Parse(strings.Fields(c.args)), c.args)
-		err := where.check()
-		if c.refused != "" {
-			require.ErrorContains(t, err, c.refused, c.args)
-			continue
-		}
-		require.NoError(t, err, c.args)
-		require.Equal(t, c.history, where.history, c.args)
-		require.Len(t, where.historyRules, c.rules, c.args)
-	}
-	require.Len(t, *defaultHistoryRules.rules, 5, "nobody has changed them")
+	require.Subset(t, commands, slices.Concat(serve.Handlers, []string{"dev", "init", "watcher"}), "each command that may commit, and each function")
 }

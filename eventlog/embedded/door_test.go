@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// Whoever can read the door's file can read the log, but cannot change anything. Nobody else is let in. A reader
-// continues when the server is started again.
+// A client that can read the door's file can read the log, but cannot change anything. All other clients are refused. A
+// reader continues when the server is started again.
 func TestDoor(t *testing.T) {
 	ctx, folder := t.Context(), t.TempDir()
 	config := embedded.Config{Folder: filepath.Join(folder, "log"), Prefix: "logplane", Door: filepath.Join(folder, "log.url")}

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
 	"sync/atomic"
@@ -32,7 +33,7 @@ const maxPayload = 8 << 20
 type Server struct {
 	server   atomic.Pointer[server.Server] // replaced by Heal
 	options  *server.Options               // of the first server and of each one that replaces it
-	password string                        // of the user who may do everything; known to this process only
+	password string                        // of the user who may do everything; known to this process only, unless the log is shared
 	door     string                        // the file that lets readers in, empty for none
 	failed   atomic.Pointer[error]         // why Heal found that the log cannot be written; nil if it can
 }
@@ -47,21 +48,27 @@ type Config struct {
 	// else; empty for none.
 	Listen string
 	// Door is the file that lets other processes of this user read the log (Enter); empty for none. With a door the
-	// server listens on loopback, or where Listen says.
+	// server listens on the Listen address, or on loopback if Listen is empty.
 	Door string
+	// Shared lets other processes write, too (OwnerURL). The server then listens as it does with a door.
+	Shared bool
+	// Unsynced acknowledges writes before they are on disk. A power cut then loses some of them, but a kill of the
+	// process loses none.
+	Unsynced bool
 }
 
-// Start runs a server that syncs every write before it acknowledges it. JetStream's default is to sync every two
-// minutes; after a power cut that would give out revisions a second time (invariant 9). Only this process can write,
-// through Connect. Without Listen and Door the server does not listen at all.
+// Start runs a server that syncs every write before it acknowledges the write, unless the log is Unsynced. JetStream's
+// default is to sync every two minutes; after a power cut the server would then give out revisions a second time
+// (invariant 9). Unless the log is Shared, only this process can write, through Connect. Without Listen, Door and
+// Shared the server does not listen at all.
 func Start(c Config) (*Server, error) {
 	s := &Server{password: rand.Text(), door: c.Door}
 	s.options = &server.Options{
 		ServerName: "logplane",
 		JetStream:  true,
 		StoreDir:   c.Folder,
-		SyncAlways: true,
-		DontListen: c.Listen == "" && c.Door == "",
+		SyncAlways: !c.Unsynced,
+		DontListen: c.Listen == "" && c.Door == "" && !c.Shared,
 		MaxPayload: maxPayload,
 		MaxPending: 64 << 20,
 		NoLog:      true,
@@ -117,7 +124,7 @@ func (s *Server) start() error {
 	return nil
 }
 
-// Users of the embedded server beside reader: the process itself, and clients that connect without a name.
+// Users of the embedded server besides reader: the process itself, and clients that connect without a name.
 const (
 	owner      = "logplane"
 	subscriber = "subscriber"
@@ -136,7 +143,7 @@ func listenOn(options *server.Options, address string) error {
 		options.Port = server.RANDOM_PORT
 		return nil
 	}
-	// If the server cannot have an address, it reports nothing and keeps trying. So this tries the address first.
+	// A server that cannot have an address reports nothing and keeps trying. So the address is tried first.
 	probe, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for subscribers: %w (if the address is in use: stop what uses it, or name another one)", err)
@@ -144,12 +151,21 @@ func listenOn(options *server.Options, address string) error {
 	return probe.Close()
 }
 
-// URL is where subscribers connect. It is empty if they are not let in.
+// URL is the URL to which subscribers connect. It is empty if the server does not admit subscribers.
 func (s *Server) URL() string {
 	if s.options.NoAuthUser == "" {
 		return ""
 	}
 	return s.server.Load().ClientURL()
+}
+
+// OwnerURL is the URL by which another process may do everything (Connect). It is empty if the server does not listen.
+func (s *Server) OwnerURL() string {
+	if s.options.DontListen {
+		return ""
+	}
+	address := net.JoinHostPort(s.options.Host, strconv.Itoa(s.options.Port))
+	return (&url.URL{Scheme: "nats", User: url.UserPassword(owner, s.password), Host: address}).String()
 }
 
 // Connect opens an in-process connection with the options that eventlog.Config.Conn needs.
@@ -191,7 +207,7 @@ func (s *Server) streams() (map[string]eventlog.Bounds, error) {
 // Stop shuts the server down and waits for it.
 func (s *Server) Stop() {
 	if s.door != "" {
-		_ = os.Remove(s.door) // a door that remains leads nowhere
+		_ = os.Remove(s.door) // a door that remains names no running server
 	}
 	failed := s.health()
 	s.stop()

@@ -14,7 +14,7 @@ import (
 )
 
 // Inside the process the server reports the same bounds as over the wire, whatever happened to the log. Invariants 4
-// and 9 depend on that.
+// and 9 depend on these bounds.
 func TestBounds(t *testing.T) {
 	ctx := t.Context()
 	s, far := start(t)

@@ -17,16 +17,17 @@ import (
 // room is the free space that Heal needs before it opens the log again: twice the rest of the largest batch.
 const room = 4 * maxPayload
 
-// noRoom are the errors of a disk that took nothing of what was written and may take it later. After any other error it
-// is not known what is on the disk.
+// noRoom are the errors of a disk that stored nothing of a write, and may store the same write later. After any other
+// error the content of the disk is unknown.
 var noRoom = []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
 
-// Heal opens the log again after a full disk has kept the server from writing it, once there is space. JetStream itself
-// would go on refusing appends however much space there is later. Until there is space the log can be read, Writable
-// returns the reason, and Heal changes nothing. The owner of the server calls Heal now and then, one call at a time.
+// Heal repairs a log that the server could not write because the disk was full: it opens the log again once there is
+// space. JetStream itself would refuse appends for ever, however much space there is later. Until there is space the
+// log can be read, Writable returns the reason, and Heal changes nothing. The owner of the server calls Heal now and
+// then, one call at a time.
 //
-// An error means that the log cannot be trusted to be written any more. The process must then end. A crash anywhere in
-// here is like any other crash of the process.
+// An error means that writes of the log cannot be trusted any more. The process must then end. A crash during Heal is
+// like any other crash of the process.
 func (s *Server) Heal() error {
 	failed := s.health()
 	if failed == nil {
@@ -51,8 +52,8 @@ func (s *Server) Heal() error {
 	return nil
 }
 
-// reopen starts a new server that reads the log from its files. A server that keeps running while JetStream is opened
-// again in it would race with requests that come meanwhile. Connections come back by themselves.
+// reopen starts a new server that reads the log from its files. If instead JetStream were opened again in the running
+// server, it would race with requests that come meanwhile. Clients reconnect by themselves.
 func (s *Server) reopen() error {
 	shown, err := s.streams() // after a failed write this may count an event that is not in the files
 	if err != nil {
@@ -75,9 +76,9 @@ func (s *Server) reopen() error {
 	return err
 }
 
-// dropState removes the notes (index.db) that JetStream made about a log that it could not write. When it opened the
-// log again, they would tell it that an event is missing which it never wrote, and it would leave a hole there. Without
-// the notes it reads the events themselves, as after a crash.
+// dropState removes the notes (index.db) that JetStream made about a log that it could not write. The notes name an
+// event that was never written, and JetStream would leave a hole in its place when it opens the log again. Without the
+// notes JetStream reads the events themselves, as after a crash.
 func (s *Server) dropState() {
 	notes, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
 	for _, note := range notes {
@@ -96,18 +97,19 @@ func (s *Server) Writable() error {
 	return nil
 }
 
-// health returns an error if JetStream cannot write its storage, or has not opened it. Only its health check shows
-// that.
+// health returns an error if JetStream cannot write its storage, or has not opened it. Only JetStream's health check
+// shows either fault.
 func (s *Server) health() error {
 	status := s.server.Load().Healthz(nil)
-	if strings.HasPrefix(status.Error, "JetStream") { // other errors are about connections, for which it waits 1 ms
+	if strings.HasPrefix(status.Error, "JetStream") { // other errors are about connections: the check waits 1 ms
 		return errors.New(status.Error)
 	}
 	return nil
 }
 
-// checkRoom returns an error if the log may contain half of a batch and there is no space for the rest. JetStream
-// writes the rest when it starts, from the messages that it has staged. If it cannot write them, it discards them.
+// checkRoom returns an error if the log may contain half of a batch and there is no space for the rest. When JetStream
+// starts, it writes the rest from the messages that it has staged. If JetStream cannot write the staged messages, it
+// discards them.
 func (s *Server) checkRoom() error {
 	staged, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "batches", "*")) // the pattern is well formed
 	if len(staged) == 0 {
@@ -119,7 +121,8 @@ func (s *Server) checkRoom() error {
 	return nil
 }
 
-// tryRoom writes and syncs as much as the log will need soon. After a crash its file remains; the next try replaces it.
+// tryRoom writes and syncs as much as the log will need soon. After a crash its file remains; the next tryRoom replaces
+// the file.
 func (s *Server) tryRoom() error {
 	f, err := os.Create(filepath.Join(s.options.StoreDir, "room"))
 	if err != nil {

@@ -52,7 +52,7 @@ func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
 	return b.log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
 }
 
-// fillBlock writes as many large events as fit into JetStream's first file, so that the next one begins another file.
+// fillBlock writes as many large events as fit into JetStream's first file, so that the next event begins another file.
 // Then it fills the disk, and writes that next event in vain.
 func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
 	t.Helper()
@@ -78,7 +78,8 @@ func (b *bed) requireWhole(t *testing.T, head eventlog.Revision) {
 	require.EqualValues(t, next, count)
 }
 
-// JetStream shows an event that it failed to write as the first one of a file. It would leave a hole in its place.
+// If JetStream fails to write the first event of a file, it shows that event all the same. It would leave a hole in
+// place of the event.
 func TestHealAtANewFile(t *testing.T) {
 	b := newBed(t)
 	head := b.fillBlock(t)
@@ -92,8 +93,8 @@ func TestHealAtANewFile(t *testing.T) {
 	b.requireWhole(t, head)
 }
 
-// Nobody sees any part of a batch that was written in part. JetStream must not forget the rest, so the server does not
-// start while there is no space for it.
+// Nobody sees any part of a batch that was written in part. JetStream must not discard the rest of the batch, so the
+// server does not start while there is no space for the rest.
 func TestStartWithHalfABatch(t *testing.T) {
 	b := newBed(t)
 	const size = 500
@@ -130,7 +131,7 @@ func TestStartWithHalfABatch(t *testing.T) {
 	b.requireWhole(t, before+size)
 }
 
-// A process that ends while the disk is full leaves no hole either.
+// A process that ends while the disk is full leaves no hole in the log.
 func TestStopOnAFullDisk(t *testing.T) {
 	b := newBed(t)
 	head := b.fillBlock(t)

@@ -122,10 +122,10 @@ func (c *Servers) Leads(i int) bool {
 // Stall holds back every byte between server i and the others. Connections stay up, and no server is told.
 func (c *Servers) Stall(i int) { c.each(i, (*Link).Stall) }
 
-// Resume lets the bytes that were held back pass, and all later ones.
+// Resume lets the bytes that were held back pass, and all later bytes.
 func (c *Servers) Resume(i int) { c.each(i, (*Link).Resume) }
 
-// Cut breaks every route of server i; new ones are refused until Resume.
+// Cut breaks every route of server i; new routes are refused until Resume.
 func (c *Servers) Cut(i int) { c.each(i, (*Link).Cut) }
 
 func (c *Servers) each(i int, f func(*Link)) {

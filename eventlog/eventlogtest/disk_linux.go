@@ -47,7 +47,7 @@ func (d Disk) Fill(t testing.TB) {
 	}
 }
 
-// Leave gives back a part of what Fill took.
+// Leave frees a part of the space that Fill took.
 func (d Disk) Leave(t testing.TB, size int64) {
 	t.Helper()
 	taken, err := os.Stat(d.ballast())
@@ -59,7 +59,7 @@ func (d Disk) Leave(t testing.TB, size int64) {
 	}
 }
 
-// Free gives back what Fill took.
+// Free frees the space that Fill took.
 func (d Disk) Free(t testing.TB) {
 	t.Helper()
 	if err := os.Remove(d.ballast()); err != nil {

@@ -17,7 +17,7 @@ import (
 type Link struct {
 	listener net.Listener
 	done     sync.WaitGroup
-	ofClient bool // the link is a NATS client's, so that messages can be recognised in what it carries
+	ofClient bool // the link is a NATS client's, so that messages can be recognised in its bytes
 
 	mu     sync.Mutex
 	gate   *sync.Cond
@@ -34,8 +34,8 @@ type Link struct {
 type Failure int
 
 const (
-	Breaks Failure = iota // connections break, and new ones work
-	Cuts                  // they break, and new ones are refused until Resume
+	Breaks Failure = iota // connections break, and new connections work
+	Cuts                  // connections break, and new connections are refused until Resume
 	Stalls                // every byte is held back until Resume
 )
 
@@ -61,13 +61,13 @@ func NewLink(t testing.TB) *Link {
 	return l
 }
 
-// URL is what a client connects to.
+// URL is the URL to which a client connects.
 func (l *Link) URL() string { return "nats://" + l.Address() }
 
-// Address is what a server connects to.
+// Address is the address to which a server connects.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
-// To makes new connections go to a server, for example one that replaces another.
+// To makes new connections go to a server, for example to a server that replaces another.
 func (l *Link) To(s *server.Server) { l.ToAddress(s.Addr().String()) }
 
 // ToAddress makes new connections go to an address.
@@ -81,10 +81,10 @@ func (l *Link) ToAddress(address string) {
 // Stall holds back every byte. Connections stay up, and neither side is told.
 func (l *Link) Stall() { l.set(true, false) }
 
-// Resume lets the bytes that were held back pass, and all later ones. New connections are accepted again.
+// Resume lets the bytes that were held back pass, and all later bytes. New connections are accepted again.
 func (l *Link) Resume() { l.set(false, false) }
 
-// Cut breaks every connection and refuses new ones until Resume.
+// Cut breaks every connection, and refuses new connections until Resume.
 func (l *Link) Cut() { l.set(false, true) }
 
 // Lose makes the current connections carry nothing any more, without telling either side. New connections work.
@@ -94,15 +94,16 @@ func (l *Link) Lose() {
 	l.losses++
 }
 
-// FailAt makes a link of ConnectThrough fail at the n-th message that is published from now on. It fails either before
-// the server gets the message or, if answered is set, once the server has answered, so that only the answer is lost.
+// FailAt makes a link of ConnectThrough fail at the n-th message that is published from now on. Without answered, the
+// link fails before the server gets the message. With answered, the link fails once the server has answered, so that
+// only the answer is lost.
 func (l *Link) FailAt(n int, answered bool, how Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fault, l.failed = &fault{left: n, answered: answered, how: how}, false
 }
 
-// HasFailed cancels what FailAt asked for if it has not happened yet, and says whether it has happened.
+// HasFailed says whether the failure of FailAt has happened. A failure that has not happened yet is cancelled.
 func (l *Link) HasFailed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +129,7 @@ func (l *Link) hangUp() {
 	clear(l.conns)
 }
 
-// fail makes the fault happen, and says whether the current bytes go on to pump, where they wait. It requires mu.
+// fail makes the fault happen, and says whether the current bytes pass to pump, where they wait. It requires mu.
 func (l *Link) fail() bool {
 	how := l.fault.how
 	l.held, l.broken, l.failed, l.fault = how == Stalls, how == Cuts, true, nil
@@ -138,7 +139,7 @@ func (l *Link) fail() bool {
 	return how == Stalls
 }
 
-// published takes note that a client sends a message whose answer goes to inbox, nil for no answer. It says whether the
+// published notes that a client sends a message whose answer goes to inbox, nil for no answer. It says whether the
 // message passes.
 func (l *Link) published(inbox []byte) bool {
 	l.mu.Lock()
@@ -157,7 +158,7 @@ func (l *Link) published(inbox []byte) bool {
 	return l.fail()
 }
 
-// answers takes note of what a server sends, and says whether that passes.
+// answers notes the bytes that a server sends, and says whether they pass.
 func (l *Link) answers(sent []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,7 +184,7 @@ func (l *Link) accept() {
 	}
 }
 
-// carry connects one incoming connection with one to the target.
+// carry connects one incoming connection with a new connection to the target.
 func (l *Link) carry(in net.Conn) {
 	defer in.Close()
 	target, ok := l.known()
@@ -251,7 +252,7 @@ func (c chunks) next(buffer []byte) ([]byte, error) {
 	return buffer[:n], err
 }
 
-// messages reads what a client of NATS sends, line by line and message by message.
+// messages reads the bytes that a NATS client sends, line by line and message by message.
 type messages struct {
 	*bufio.Reader
 	pass func(inbox []byte) bool
@@ -281,7 +282,7 @@ func (m messages) next([]byte) ([]byte, error) {
 	return message, err
 }
 
-// pump copies one direction. While the link is stalled, it holds what it has read.
+// pump copies one direction. While the link is stalled, pump holds the bytes that it has read.
 func (l *Link) pump(r reader, from, to net.Conn, losses int) {
 	defer from.Close()
 	defer to.Close()

@@ -3,6 +3,7 @@ package eventlogtest
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 const patience = 20 * time.Second
 
 // Start runs one embedded server on loopback, with file storage and 'sync always' in a temporary folder, and returns a
-// connection to it. Both end with the test.
+// connection to it. The server and the connection end with the test.
 func Start(t testing.TB, change ...func(*server.Options)) *nats.Conn {
 	t.Helper()
 	return Connect(t, Run(t, t.TempDir(), change...))
@@ -68,7 +69,7 @@ func Run(t testing.TB, dir string, change ...func(*server.Options)) *server.Serv
 	return s
 }
 
-// Connect returns a connection to the server that ends with the test.
+// Connect returns a connection to the server. The connection ends with the test.
 func Connect(t testing.TB, s *server.Server) *nats.Conn {
 	t.Helper()
 	return connect(t, s.ClientURL())
@@ -93,4 +94,16 @@ func connect(t testing.TB, url string) *nats.Conn {
 	}
 	t.Cleanup(conn.Close)
 	return conn
+}
+
+// FreeAddress returns an address of this machine on which nobody listens yet, for a process that must know its address
+// in advance.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }

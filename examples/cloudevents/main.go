@@ -1,4 +1,4 @@
-// Command cloudevents prints changes of the ConfigMaps of a namespace as the CloudEvents SDK sees them.
+// Command cloudevents reads changes of a namespace's ConfigMaps with the CloudEvents SDK, and prints each change.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Command nats prints changes of the ConfigMaps of a namespace, using only nats.go. It sees changes only while it is
-// connected; examples/resume misses none.
+// connected; examples/resume misses no changes.
 package main
 
 import (

@@ -57,7 +57,7 @@ func run(ctx context.Context, url, kubeconfig, position string) error {
 		}
 		return os.WriteFile(position, []byte(e.From), 0o600)
 	})
-	if errors.Is(err, subscribe.ErrExpired) { // it was away for too long: the next run begins with the state
+	if errors.Is(err, subscribe.ErrExpired) { // the program was away for too long: the next run begins with the state
 		return errors.Join(err, os.Remove(position))
 	}
 	return err

@@ -1,13 +1,12 @@
 package lambda
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 )
 
 const (
@@ -29,10 +28,9 @@ func (r *runtime) extend(ctx context.Context) {
 	// The platform calls the function only after the extension has asked for its next event. As there are no events,
 	// the platform does not answer until the process ends.
 	go func() {
-		response, err := r.ask(ctx, http.MethodGet, "event/next", nil, extensionIDHeader, id)
-		if err == nil {
-			_ = response.Body.Close()
-		}
+		_, _, _ = r.send(ctx, http.MethodGet, r.extensions+"event/next", nil, mostSaid, func(request *http.Request) {
+			request.Header.Set(extensionIDHeader, id)
+		})
 	}()
 }
 
@@ -40,31 +38,16 @@ func (r *runtime) extend(ctx context.Context) {
 func (r *runtime) register(ctx context.Context) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, failTime)
 	defer cancel()
-	response, err := r.ask(ctx, http.MethodPost, "register", bytes.NewReader([]byte(`{"events":[]}`)), extensionNameHeader, extensionName)
+	body := strings.NewReader(`{"events":[]}`)
+	response, said, err := r.send(ctx, http.MethodPost, r.extensions+"register", body, mostSaid, func(request *http.Request) {
+		request.Header.Set(extensionNameHeader, extensionName)
+	})
 	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
-	if err != nil {
-		return "", err
+		return "", fmt.Errorf("ask the extensions API: %w", err)
 	}
 	id = response.Header.Get(extensionIDHeader)
 	if response.StatusCode != http.StatusOK || id == "" {
 		return "", errors.New(response.Status + ": " + string(said))
 	}
 	return id, nil
-}
-
-func (r *runtime) ask(ctx context.Context, method, path string, body io.Reader, header, value string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, method, r.extensions+path, body)
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set(header, value)
-	response, err := r.client.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("ask the extensions API: %w", err)
-	}
-	return response, nil
 }

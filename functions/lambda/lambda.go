@@ -1,27 +1,27 @@
 // Package lambda runs handlers on AWS Lambda's runtime API.
 //
-// Nouns. An invocation is one call of the function, with an event that says what it is for. A front turns an HTTP
-// request into an event, and our answer into a response: it is a function URL or one of the kinds of API Gateway. A job
+// Nouns. An invocation is one call of the function, with an event that says what the call is for. A front is a function
+// URL or one of the kinds of API Gateway: it turns an HTTP request into an event, and our answer into a response. A job
 // is work that a schedule or a queue asks for.
 //
 // The path of an invocation through the package:
 //
-//  1. runtime.go asks the runtime API for the next invocation. Nothing runs until it comes: the platform freezes the
-//     process.
+//  1. runtime.go asks the runtime API for the next invocation. Nothing runs until an invocation comes: the platform
+//     freezes the process.
 //  2. After a freeze the handler's connections may be dead. So Thawed is called before the invocation is handled.
 //  3. request.go turns the event into an http.Request. response.go turns the answer into the form that the front passes
-//     on, and streams it if the front does.
-//  4. metrics.go writes what was counted, at most once a minute. The client already has its answer, and the platform
-//     waits until the loop asks for the next invocation.
+//     on, and streams the answer if the front streams.
+//  4. metrics.go writes the metrics, at most once a minute. The client already has its answer, and the platform waits
+//     until the loop asks for the next invocation.
 //
-// The platform ends an idle process. It kills a process without extensions, but warns one that has an extension. So
-// extension.go registers an extension that does nothing. When the warning comes, the loop ends, writes what was counted
-// since the last line, and the caller closes its connections.
+// The platform ends an idle process. It kills a process without extensions at once, but warns a process with an
+// extension first. So extension.go registers an extension that does nothing. When the warning comes, the loop ends and
+// writes the counts since the last line, and the caller closes its connections.
 //
-// AWS's library for Go has such a loop too. It does not set Lambda-Runtime-Function-Response-Mode, which AWS's
-// specification of custom runtimes requires for a streamed response, and which AWS's runtime for Rust sends. It does
-// not let the process tell the platform that its initialization failed, and it has no form for the events of API
-// Gateway REST. So this package has its own loop, and uses only the library's types of events.
+// AWS's library for Go has such a loop too. It does not set the header Lambda-Runtime-Function-Response-Mode. AWS's
+// specification of custom runtimes requires this header for a streamed response, and AWS's runtime for Rust sends it.
+// AWS's library does not let the process tell the platform that its initialization failed, and it has no form for the
+// events of API Gateway REST. So this package has its own loop, and uses only the library's types of events.
 package lambda
 
 import (
@@ -40,11 +40,11 @@ import (
 type Config struct {
 	// Address of the runtime API.
 	Address string
-	// Buffered is set for a function URL whose InvokeMode is BUFFERED, which is AWS's default. If it is not set, the
-	// InvokeMode must be RESPONSE_STREAM.
+	// Buffered is set for a function URL whose InvokeMode is BUFFERED, which is AWS's default. If Buffered is not set,
+	// the InvokeMode must be RESPONSE_STREAM.
 	Buffered bool
-	// Thawed, if set, is called before an invocation if the process may have been frozen before it. It must return
-	// within a second or so, since the client waits.
+	// Thawed, if set, is called before an invocation if the process may have been frozen before that invocation. Thawed
+	// must return within a second or so, since the client waits.
 	Thawed func(ctx context.Context)
 	// Metrics, if set, are written after invocations.
 	Metrics *Metrics
@@ -54,9 +54,9 @@ type Config struct {
 func Address() string { return os.Getenv("AWS_LAMBDA_RUNTIME_API") }
 
 const (
-	// margin is how long before the platform's deadline an invocation ends by itself, with an answer.
+	// margin is the time before the platform's deadline at which an invocation ends by itself, with an answer.
 	margin = 500 * time.Millisecond
-	// still is how long the process must have had no invocation for a freeze to matter.
+	// still is the least time without an invocation after which a freeze matters.
 	still = 2 * time.Second
 )
 
@@ -70,11 +70,11 @@ func ServeHTTP(ctx context.Context, h http.Handler, c Config) error {
 }
 
 // RunJob runs the job once for each invocation, whatever its event is, until ctx ends or the runtime API fails. The
-// function's answer is the job's report, as JSON; its error is the job's error. A job does all the work that there is,
-// not only that of one message. So all messages of a queue are done, or all are delivered again.
+// function's answer is the job's report, as JSON; the function's error is the job's error. A job does all the work that
+// there is, not only the work of one message. So all messages of a queue are done, or all are delivered again.
 //
-// If a job panics, the invocation fails and the process ends, as with AWS's own runtimes, because what the process has
-// in memory cannot be trusted any more.
+// If a job panics, the invocation fails and the process ends, because the process's memory cannot be trusted any more.
+// AWS's own runtimes do the same.
 func RunJob(ctx context.Context, job func(context.Context) (report any, err error), c Config) error {
 	return loop(ctx, c, func(ctx context.Context, i *invocation) error {
 		report, err := guarded(ctx, job)
@@ -127,8 +127,8 @@ func loop(ctx context.Context, c Config, handle func(context.Context, *invocatio
 		}
 		limited, cancel := i.context(ctx)
 		// A process may not notice that it was frozen, because its clock may have stood still. The deadlines are by the
-		// platform's clock, each one timeout after its invocation began. So comparing them shows a freeze, even one in
-		// the middle of the last invocation.
+		// platform's clock: each deadline is one timeout after the beginning of its invocation. So a comparison of two
+		// deadlines shows a freeze, even a freeze in the middle of the last invocation.
 		rested := i.deadline.Sub(last)
 		if last.IsZero() { // the platform may have started the process long before its first invocation
 			rested = time.Now().Round(0).Sub(began)
@@ -142,7 +142,7 @@ func loop(ctx context.Context, c Config, handle func(context.Context, *invocatio
 		if err != nil && (errors.Is(err, errPanicked) || i.deadline.IsZero() || time.Now().Before(i.deadline)) {
 			return fmt.Errorf("%w: invocation %s: %w", ErrServing, i.id, err)
 		}
-		if err != nil { // the process was frozen during the invocation, and nobody waits for its answer any more
+		if err != nil { // the process was frozen during the invocation, and nobody waits for the answer any more
 			slog.Warn("an answer came too late", "invocation", i.id, "error", err)
 		}
 		c.Metrics.write(false)

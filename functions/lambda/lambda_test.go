@@ -26,7 +26,7 @@ type posted struct {
 	trailer    http.Header
 }
 
-// answers runs the loop on events, one after another, and returns what it posted for each.
+// answers runs the loop on events, one after another, and returns the requests that the loop posted for each event.
 func answers(t *testing.T, run func(context.Context, Config) error, change func(*Config), events ...string) []posted {
 	t.Helper()
 	all, err := answersOf(t, run, change, func(int) time.Time { return time.Now().Add(time.Minute) }, events...)
@@ -90,7 +90,7 @@ const (
 	restEvent = `{"httpMethod":"GET","path":"/api","requestContext":{"identity":{"sourceIp":"192.0.2.1"}}}`
 )
 
-// TestAnswersThatAreCut: an answer that is given up after it has begun does not look complete, and nothing is added.
+// TestAnswersThatAreCut: an answer that ends early does not look complete, and nothing is added to it.
 func TestAnswersThatAreCut(t *testing.T) {
 	for name, cause := range map[string]any{"given up": http.ErrAbortHandler, "panicked": io.ErrNoProgress} {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// TestAnswersWithoutABody: they have no body, whatever the handler writes, as with net/http's server.
+// TestAnswersWithoutABody: some answers have no body, whatever the handler writes, as with net/http's server.
 func TestAnswersWithoutABody(t *testing.T) {
 	for _, code := range []int{http.StatusOK, http.StatusNoContent, http.StatusNotModified} {
 		method := "GET"
@@ -153,7 +153,7 @@ func TestFarDeadlines(t *testing.T) {
 	}
 }
 
-// TestRequests: from an event, a handler sees the same request as it would with net/http's server.
+// TestRequests: a handler gets the same request from an event as from net/http's server.
 func TestRequests(t *testing.T) {
 	const body = "aGVsbG8=" // hello
 	for name, c := range map[string]struct {
@@ -223,7 +223,7 @@ func TestRequests(t *testing.T) {
 				require.Equal(t, "[2001:db8::1]:0", r.RemoteAddr)
 			},
 		},
-		"a token beside a signature for AWS": {
+		"a token together with a signature for AWS": {
 			`{"rawPath":"/","headers":{"authorization":"AWS4-HMAC-SHA256 Credential=x","x-logplane-authorization":"Bearer t"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,
 			func(t *testing.T, r *http.Request) {
 				require.Equal(t, "Bearer t", r.Header.Get("Authorization"))
@@ -292,8 +292,8 @@ func TestJobsPanic(t *testing.T) {
 	require.Contains(t, all[0].body, "panicked")
 }
 
-// TestThawed: the handler learns of a pause from the platform's clock, which the deadlines show. It learns of none if
-// invocations follow each other closely.
+// TestThawed: the handler learns of a pause from the platform's clock, which the deadlines show. The handler learns of
+// no pause if invocations follow each other closely.
 func TestThawed(t *testing.T) {
 	begin := time.Now().Add(time.Minute)
 	pauses := []time.Duration{0, time.Millisecond, still, still + time.Millisecond, 0, time.Hour}
@@ -341,8 +341,8 @@ func TestNothingGoesOn(t *testing.T) {
 	require.True(t, ended)
 }
 
-// TestMetrics: a line has what was counted since the last one. There is at most one a minute, and one with the rest at
-// the end.
+// TestMetrics: a line has the counts since the last line. There is at most one line a minute, and one line with the
+// remaining counts at the end.
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	counter := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "things_total"}, []string{"kind"})

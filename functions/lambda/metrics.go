@@ -11,11 +11,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// every is how often metrics are written at most. The platform stores each line and charges for its size.
+// every is the least time between two lines of metrics. The platform stores each line and charges for its size.
 const every = time.Minute
 
-// Metrics writes a few metrics as lines in CloudWatch's embedded metric format. The platform reads them from the
-// function's log, so this process does nothing for them between invocations.
+// Metrics writes a few metrics as lines in CloudWatch's embedded metric format. The platform reads the lines from the
+// function's log, so between invocations this process does nothing for the metrics.
 type Metrics struct {
 	// From is the source of the metrics.
 	From prometheus.Gatherer
@@ -30,8 +30,8 @@ type Metrics struct {
 	before  map[string]float64 // values of the counters at the last line
 }
 
-// write writes one line, unless the last one is younger than a minute. At the end of the process it writes what was
-// counted since. CloudWatch adds values up, so a counter's value is the increase since the last line.
+// write writes one line, unless the last line is younger than a minute. At the end of the process it writes the counts
+// since the last line. CloudWatch adds values up, so the line has a counter's increase since then.
 func (m *Metrics) write(end bool) {
 	if m == nil || !end && time.Since(m.written) < every {
 		return
@@ -82,10 +82,10 @@ func (m *Metrics) write(end bool) {
 	m.written, m.before = now, counted
 }
 
-// total adds up a metric over its labels, and says whether it is a counter.
+// total adds up a metric over its labels, and says whether the metric is a counter.
 func total(f *dto.MetricFamily) (sum float64, isCounter bool) {
 	for _, m := range f.GetMetric() {
-		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() // each is one or the other
+		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() // each metric is a counter or a gauge
 	}
 	return sum, f.GetType() == dto.MetricType_COUNTER
 }

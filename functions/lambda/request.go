@@ -61,7 +61,7 @@ func kindOf(event []byte) kind {
 	return notHTTP
 }
 
-// requestOf turns an event of this kind into a request like net/http's server would make.
+// requestOf turns an event of this kind into the request that net/http's server would make of it.
 func requestOf(ctx context.Context, k kind, event []byte) (*http.Request, error) {
 	if k == restAPI {
 		return restRequest(ctx, event)
@@ -169,7 +169,7 @@ func newRequest(ctx context.Context, p parts) (*http.Request, error) {
 	if p.query != "" {
 		target += "?" + p.query
 	}
-	u, err := url.ParseRequestURI(target) // as in a request line, what follows '//' is not a host
+	u, err := url.ParseRequestURI(target) // as in a request line, the text after '//' is not a host
 	if err != nil {
 		return nil, fmt.Errorf("read the request line: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// front answers invocations by an HTTP handler.
+// front answers invocations with an HTTP handler.
 type front struct {
 	handler  http.Handler
 	buffered bool // function URLs are answered without streaming too
@@ -69,13 +69,13 @@ func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error
 		_ = writer.Close()
 	}()
 	err := i.stream(ctx, reader)
-	_ = reader.CloseWithError(io.ErrClosedPipe) // so that a handler that still writes fails
+	_ = reader.CloseWithError(io.ErrClosedPipe) // the handler gets an error if it still writes
 	<-ended                                     // by the deadline: nothing may run after this invocation
 	return err
 }
 
 // serve runs the handler as net/http's server would. If the handler panics before the answer has begun, serve answers
-// 500. It reports whether the answer was cut off after it had begun.
+// 500. It reports whether an answer that had begun was cut off.
 func (f front) serve(w interface {
 	http.ResponseWriter
 	begun() bool
@@ -86,12 +86,12 @@ func (f front) serve(w interface {
 		if cause == nil {
 			return
 		}
-		if cause != http.ErrAbortHandler { // the handler that gave up has logged the reason
+		if cause != http.ErrAbortHandler { // a handler that panics so has logged the reason
 			slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
 		}
 		if cut = w.begun(); !cut {
 			refused := refusal(http.StatusInternalServerError, "the request panicked: see the function's log")
-			clear(w.Header()) // they describe an answer that will not come
+			clear(w.Header()) // the headers describe an answer that will not come
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(refused.code)
 			_, _ = w.Write(refused.body.Bytes())
@@ -101,8 +101,8 @@ func (f front) serve(w interface {
 	return false
 }
 
-// bodiless says that an answer with this code has no body, like one to HEAD. As in net/http's server, what a handler
-// writes to its body is dropped.
+// bodiless says that an answer with this code has no body, like an answer to HEAD. As in net/http's server, the body
+// that a handler writes for such an answer is dropped.
 func bodiless(code int) bool { return code == http.StatusNoContent || code == http.StatusNotModified }
 
 // whole is an answer that is passed on once it is complete.
@@ -188,7 +188,7 @@ func encode(k kind, w *whole) []byte {
 	}
 	var encoded bytes.Buffer
 	e := json.NewEncoder(&encoded)
-	e.SetEscapeHTML(false) // it would only make the answer longer
+	e.SetEscapeHTML(false) // escaping would only make the answer longer
 	_ = e.Encode(a)        // cannot fail: strings, written into memory
 	return encoded.Bytes()
 }

@@ -18,7 +18,9 @@ const (
 
 	// mostEvent bounds an event, in bytes. The platform's own bound is 6 MiB.
 	mostEvent = 16 << 20
-	// mostAnswer is how many bytes of an answer the platform passes on if it is not streamed.
+	// mostSaid bounds the bytes that are read of any other answer of the platform.
+	mostSaid = 4 << 10
+	// mostAnswer is the size of the largest answer that the platform passes on without streaming.
 	mostAnswer = 6 << 20
 
 	responseModeHeader = "Lambda-Runtime-Function-Response-Mode"
@@ -50,18 +52,9 @@ type invocation struct {
 
 // next waits for an invocation.
 func (r *runtime) next(ctx context.Context) (*invocation, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base+"invocation/next", http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	response, err := r.client.Do(request)
+	response, event, err := r.send(ctx, http.MethodGet, r.base+"invocation/next", http.NoBody, mostEvent, nil)
 	if err != nil {
 		return nil, fmt.Errorf("ask the runtime API for an invocation: %w", err)
-	}
-	defer response.Body.Close()
-	event, err := io.ReadAll(io.LimitReader(response.Body, mostEvent))
-	if err != nil {
-		return nil, fmt.Errorf("read an invocation: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("ask the runtime API for an invocation: %s: %s", response.Status, event)
@@ -86,7 +79,7 @@ func (i *invocation) answer(ctx context.Context, encoded []byte) error {
 	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", bytes.NewReader(encoded), nil)
 }
 
-// left bounds an answer, which may take as long as its client takes to read it, but not longer than the invocation.
+// left bounds the time of an answer: the client may read slowly, but for no longer than the invocation lasts.
 func (i *invocation) left() time.Duration {
 	if i.deadline.IsZero() {
 		return longest
@@ -94,8 +87,8 @@ func (i *invocation) left() time.Duration {
 	return min(max(time.Until(i.deadline), 0), longest) + failTime
 }
 
-// stream ends the invocation with what the reader yields, as it yields it. If the reader fails, the response ends as a
-// broken one.
+// stream ends the invocation with the reader's bytes, each as soon as the reader has it. If the reader fails, the
+// response ends as broken.
 func (i *invocation) stream(ctx context.Context, from io.Reader) error {
 	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", from, func(r *http.Request) {
 		ending := &breaking{Reader: from, trailer: http.Header{errorTypeHeader: nil, errorBodyHeader: nil}}
@@ -129,28 +122,40 @@ func (r *runtime) fail(ctx context.Context, path, kind string, why error) error 
 	return r.post(ctx, failTime, path, bytes.NewReader(encoded), func(request *http.Request) { request.Header.Set(errorTypeHeader, kind) })
 }
 
-// post ignores the end of ctx, whose margin is meant for it. Only 'within' bounds it.
+// post ignores the end of ctx, because the margin after that end is there for post. Only 'within' bounds the request.
 func (r *runtime) post(ctx context.Context, within time.Duration, path string, body io.Reader, with func(*http.Request)) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+path, body)
-	if err != nil {
-		return err
+	response, said, err := r.send(ctx, http.MethodPost, r.base+path, body, mostSaid, func(request *http.Request) {
+		request.Header.Set("Content-Type", "application/json")
+		if with != nil {
+			with(request)
+		}
+	})
+	if err == nil && response.StatusCode != http.StatusAccepted {
+		err = fmt.Errorf("the runtime API says %s: %s", response.Status, said)
 	}
-	request.Header.Set("Content-Type", "application/json")
+	return err
+}
+
+// send sends a request and reads the answer up to a size.
+func (r *runtime) send(
+	ctx context.Context, method, url string, body io.Reader, most int64, with func(*http.Request),
+) (*http.Response, []byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return nil, nil, err
+	}
 	if with != nil {
 		with(request)
 	}
 	response, err := r.client.Do(request)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	defer response.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
-	if err == nil && response.StatusCode != http.StatusAccepted {
-		err = fmt.Errorf("the runtime API says %s: %s", response.Status, said)
-	}
-	return err
+	said, err := io.ReadAll(io.LimitReader(response.Body, most))
+	return response, said, err
 }
 
 const (
@@ -160,7 +165,8 @@ const (
 	failTime = 5 * time.Second
 )
 
-// breaking ends at its reader's error and reports it in trailers. Without them a body can only be cut off or end well.
+// breaking is a body that ends at its reader's error, and reports the error in trailers. Without trailers a body can
+// only be cut off or end normally.
 type breaking struct {
 	io.Reader
 	trailer http.Header

@@ -47,39 +47,41 @@ func (c *cluster) untouched(namespace string) {
 	require.NoError(c, err)
 }
 
-// spares requires that a task which another process has overtaken fails, does nothing the next time, and leaves alone
+// spares runs a task that another process has overtaken. The task must fail, do nothing the next time, and leave alone
 // all objects that were made again.
 func (c *cluster) spares(do func(context.Context, task) error, t task) {
 	require.Error(c, do(c.Context(), t))
-	c.untouched(t.name)
+	c.untouched(t.namespace)
 	require.NoError(c, do(c.Context(), t))
-	c.untouched(t.name)
+	c.untouched(t.namespace)
 }
 
-// Any number of lifecycles may run. Suppose that one empties a namespace, another finishes that first, and a client
-// then makes a namespace of the same name. The slower lifecycle must not empty the new namespace.
+// TestNamespaceIsMadeAgain: any number of lifecycles may run. Suppose that two lifecycles empty the same namespace, and
+// that a client makes a namespace of the same name after the faster lifecycle has finished. The slower lifecycle must
+// not empty the new namespace.
 func TestNamespaceIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	other := c.Lifecycle
 	c.before("again", func() {
-		require.NoError(t, other.emptyNamespace(t.Context(), task{namespaceTask, "again"}))
+		require.NoError(t, other.emptyNamespace(t.Context(), task{kind: namespaceTask, namespace: "again"}))
 		c.fill(other, "again")
 	})
 	c.createNamespace("again")
 	c.createConfigMap("again", "old")
 	c.deleteNamespace("again")
-	c.spares(c.emptyNamespace, task{namespaceTask, "again"})
+	c.spares(c.emptyNamespace, task{kind: namespaceTask, namespace: "again"})
 }
 
-// The same holds for objects that came after their namespace was gone.
+// TestNamespaceOfStraysIsMadeAgain: a lifecycle that deletes leftovers must not empty a namespace that was made again.
 func TestNamespaceOfStraysIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	other := c.Lifecycle
 	c.before("again", func() { c.fill(other, "again") })
-	c.spares(c.deleteStrays, task{strayTask, "again"})
+	c.spares(c.deleteLeftovers, task{kind: leftoverTask, namespace: "again"})
 }
 
-// The same holds for the instances of a definition.
+// TestDefinitionIsMadeAgain: a lifecycle that deletes the instances of a definition must spare the instances of a later
+// definition of the same name.
 func TestDefinitionIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -87,7 +89,7 @@ func TestDefinitionIsMadeAgain(t *testing.T) {
 	old, err := c.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.NoError(t, c.extensions.ApiextensionsV1().CustomResourceDefinitions().Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
-	require.NoError(t, c.emptyDefinition(t.Context(), task{definitionTask, old.Name}))
+	require.NoError(t, c.emptyDefinition(t.Context(), task{kind: definitionTask, name: old.Name}))
 	_, err = c.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(t.Context(), old.Name, metav1.GetOptions{})
 	require.True(t, apierrors.IsNotFound(err))
 	c.createDefinition()

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// availableInterval is how often a remote server that can be reached is checked; unavailableInterval how often one
-	// that cannot.
+	// availableInterval is the time between two checks of a remote server that can be reached; unavailableInterval is
+	// the time between two checks of an unreachable server.
 	availableInterval   = 30 * time.Second
 	unavailableInterval = 5 * time.Second
 )
@@ -37,20 +37,20 @@ func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, ser
 			groups[services[i].Spec.Group] = true
 		}
 		if services[i].Spec.Service != nil {
-			tasks = append(tasks, task{remoteTask, services[i].Name})
+			tasks = append(tasks, task{kind: remoteTask, name: services[i].Name})
 		}
 	}
 	for group := range groups {
-		tasks = append(tasks, task{versionsTask, group})
+		tasks = append(tasks, task{kind: versionsTask, name: group})
 	}
 	return tasks
 }
 
-// registerVersions makes the APIServices of a group's custom resources match its definitions. The API does not need
-// APIServices, but clients do. Upstream's registration controller does the same. An APIService that was not made for
-// this server is left alone. The APIService of a built-in version is made by bootstrap. This task deletes it once no
-// version of Kubernetes has that version any more.
-func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
+// registerVersions makes the APIServices of a group's custom resources match the group's definitions, as upstream's
+// registration controller does: clients need APIServices. An APIService that was not made for this server is left
+// alone. Bootstrap makes the APIService of a built-in version, and this task deletes that APIService once Kubernetes
+// has dropped the version.
+func (l *Lifecycle) registerVersions(ctx context.Context, t task) error {
 	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list definitions: %w", err)
@@ -58,8 +58,8 @@ func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
 	wanted := map[string]*apiregistrationv1.APIService{}
 	for _, d := range definitions.Items {
 		for _, v := range d.Spec.Versions {
-			if d.Spec.Group == group && v.Served {
-				service := aggregation.Local(schema.GroupVersion{Group: group, Version: v.Name}, aggregation.Always)
+			if d.Spec.Group == t.name && v.Served {
+				service := aggregation.Local(schema.GroupVersion{Group: t.name, Version: v.Name}, aggregation.Always)
 				wanted[service.Name] = service
 			}
 		}
@@ -71,7 +71,7 @@ func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
 	var failed []error
 	for i := range services.Items {
 		found := &services.Items[i]
-		if found.Spec.Group == group {
+		if found.Spec.Group == t.name {
 			failed = append(failed, l.registerVersion(ctx, found, wanted[found.Name]))
 			delete(wanted, found.Name)
 		}
@@ -85,7 +85,7 @@ func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
 	return errors.Join(failed...)
 }
 
-// registerVersion makes an APIService match what is wanted; nil means that none is wanted.
+// registerVersion makes the found APIService match the wanted APIService. If wanted is nil, no APIService is wanted.
 func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregistrationv1.APIService) error {
 	managed := aggregation.Managed(found)
 	if managed == "" || customresources.IsBuiltin(found.Spec.Group, found.Spec.Version) {
@@ -106,22 +106,23 @@ func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregis
 	return nil
 }
 
-// checkRemote writes into the status of a remote APIService whether its server can be reached. Nothing in the log says
-// when that changes, so it checks again after a while. Processes that forward requests do not need the status.
-func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
-	service, err := l.registrations.APIServices().Get(ctx, name, metav1.GetOptions{})
+// checkRemote writes into the status of a remote APIService whether its server can be reached. No event says when a
+// server becomes reachable or unreachable, so the task runs again after a while. Processes that forward requests do not
+// need the status.
+func (l *Lifecycle) checkRemote(ctx context.Context, t task) error {
+	service, err := l.registrations.APIServices().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("get APIService %q: %w", name, err)
+		return fmt.Errorf("get APIService %q: %w", t.name, err)
 	}
-	if service.Spec.Service == nil || l.config.CheckRemote == nil {
+	if service.Spec.Service == nil {
 		return nil
 	}
-	condition, err := l.config.CheckRemote(ctx, service)
-	if err != nil { // the status stays as it is, since it may still be true
-		return fmt.Errorf("check the server of APIService %q: %w", name, err)
+	condition, err := l.config.Server.CheckRemote(ctx, service)
+	if err != nil { // the status stays unchanged, since it may still be true
+		return fmt.Errorf("check the server of APIService %q: %w", t.name, err)
 	}
 	before := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available)
 	if before == nil || before.Status != condition.Status || before.Reason != condition.Reason { // messages vary
@@ -129,11 +130,11 @@ func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
 		helper.SetAPIServiceCondition(changed, condition)
 		_, err := l.registrations.APIServices().UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("update status of APIService %q: %w", name, err)
+			return fmt.Errorf("update status of APIService %q: %w", t.name, err)
 		}
 	}
 	if condition.Status == apiregistrationv1.ConditionTrue {
-		return &NotYetError{After: availableInterval, Reason: "the server of APIService " + name + " is looked at again"}
+		return &notYetError{After: availableInterval, Reason: "the server of APIService " + t.name + " is looked at again"}
 	}
-	return &NotYetError{After: unavailableInterval, Reason: condition.Message}
+	return &notYetError{After: unavailableInterval, Reason: condition.Message}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,38 +18,24 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Whoever deletes a namespace, an owner or a definition also deletes what goes with it. So each event that a task
+// The deletion of a namespace, an owner or a definition also deletes other objects. So each event that a task
 // writes because of a deletion names that deletion as its cause.
 
-// controllers are the upstream controllers whose work the tasks do. To webhooks, policies and audits a task appears as
-// that controller, since they exempt it by name.
-var controllers = map[kind]string{
-	namespaceTask:  "namespace-controller",
-	strayTask:      "namespace-controller",
-	collectTask:    "generic-garbage-collector",
-	finishTask:     "generic-garbage-collector",
-	ownerTask:      "generic-garbage-collector",
-	claimTask:      "pvc-protection-controller",
-	volumeTask:     "pv-protection-controller",
-	attributesTask: "volumeattributesclass-protection-controller",
-	jobTask:        "ttl-after-finished-controller",
-	tokenTask:      "token-cleaner",
-}
-
-// knownDeletion is what is known of the deletion of an object.
+// knownDeletion is the result of a look-up of an object's deletion.
 type knownDeletion struct {
 	cause eventlog.Cause
-	// elsewhere says that the object never existed in that namespace, and one with its uid is in another namespace.
+	// elsewhere says that the object never existed in the given namespace, but that an object with its uid is in
+	// another namespace.
 	elsewhere bool
 }
 
-// because returns a context whose writes name the cause of an object's deletion, if that is known. The object is being
-// deleted or is gone. Without a uid, it is the last object of that name.
+// because returns a context whose writes name the cause of an object's deletion, if the cause is known. The object is
+// being deleted or is gone. Without a uid, the object is the last object of its name.
 func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.Context, error) {
 	known, ok := l.deletions.Get(o)
 	if !ok {
 		var err error
-		if known.cause, _, err = l.config.Deletion(ctx, o); err != nil {
+		if known.cause, _, err = l.config.Server.Deletion(ctx, o); err != nil {
 			return ctx, err
 		}
 		if o.UID != "" {
@@ -76,7 +63,7 @@ func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference
 	}
 	var d knownDeletion
 	var was bool
-	if d.cause, was, err = l.config.Deletion(ctx, o); err != nil {
+	if d.cause, was, err = l.config.Server.Deletion(ctx, o); err != nil {
 		return d, err
 	}
 	if !was && namespaced {
@@ -90,8 +77,8 @@ func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference
 	return d, nil
 }
 
-// reportOwner writes the Event with which upstream's collector reports an owner that is in another namespace than the
-// dependent says. The Event's name is always the same, so repeated looks do not write another one.
+// reportOwner writes the Event with which upstream's collector reports an owner that is not in the namespace of its
+// dependent. The Event's name is always the same, so repeated looks do not write a second Event.
 func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata, owner metav1.OwnerReference) error {
 	kind, err := l.kinds.mapper.KindFor(resource)
 	if err != nil {
@@ -111,7 +98,7 @@ func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersio
 	}
 	_, err = l.client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) { // only logged, as upstream does
-		l.config.Logger.WarnContext(ctx, "an Event about an owner in another namespace was refused", "object", item.Namespace+"/"+item.Name, "error", err)
+		slog.WarnContext(ctx, "an Event about an owner in another namespace was refused", "object", item.Namespace+"/"+item.Name, "error", err)
 	}
 	return nil
 }

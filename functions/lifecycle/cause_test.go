@@ -3,6 +3,9 @@ package lifecycle
 import (
 	"bufio"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -34,7 +37,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// persons is a cell with RBAC and an audit log that people use over HTTP. Each of them is an administrator.
+// persons is a cell with RBAC and an audit log. People use the cell over HTTP, and each person is an administrator.
 type persons struct {
 	*cluster
 	url, audit string
@@ -59,7 +62,7 @@ func newPersons(t *testing.T) *persons {
 	return p
 }
 
-// as returns the client of a person, who may impersonate another one.
+// as returns the client configuration of a person, who may impersonate another person.
 func (p *persons) as(person string, another ...string) *rest.Config {
 	return &rest.Config{Host: p.url, BearerToken: person, QPS: -1, UserAgent: "test", WarningHandler: rest.NoWarnings{},
 		Impersonate: rest.ImpersonationConfig{UserName: strings.Join(another, ""), Groups: slices.Repeat([]string{"system:masters"}, len(another))}}
@@ -120,8 +123,9 @@ func (p *persons) work() {
 
 // namespaced are all built-in kinds that have a namespace and can be created, each with a body.
 var namespaced = map[string]string{
-	"configmaps":                             `{}`,
-	"endpoints":                              `{}`,
+	"configmaps": `{}`,
+	"endpoints":  `{}`,
+	"podcertificaterequests.certificates.k8s.io": podCertificateRequest(),
 	"events":                                 `{involvedObject: {namespace: "n", name: x}}`,
 	"limitranges":                            `{}`,
 	"persistentvolumeclaims":                 `{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`,
@@ -152,9 +156,23 @@ var namespaced = map[string]string{
 	"csistoragecapacities.storage.k8s.io":    `{storageClassName: s}`,
 }
 
+// podCertificateRequest is a request that validation accepts: it is signed with its own key.
+func podCertificateRequest() string {
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		panic(err)
+	}
+	stub, err := x509.CreateCertificateRequest(nil, &x509.CertificateRequest{}, key)
+	if err != nil {
+		panic(err)
+	}
+	return `{spec: {signerName: example.com/x, podName: x, podUID: "1", serviceAccountName: default, serviceAccountUID: "1", nodeName: x, nodeUID: "1",
+		stubPKCS10Request: ` + base64.StdEncoding.EncodeToString(stub) + `}}`
+}
+
 // TestNamespaceNamesWhoDeletedIt: the history of every object that was in a namespace, built-in or custom, names the
-// person who deleted the namespace. So do lists of that person's changes. To audits and policies, the namespace
-// controller deleted the object.
+// person who deleted the namespace. Lists of that person's changes contain these deletions, too. To audits and
+// policies, the namespace controller deleted the object.
 func TestNamespaceNamesWhoDeletedIt(t *testing.T) {
 	p := newPersons(t)
 	const kinds = 50
@@ -238,7 +256,7 @@ func kindOf(lists []*metav1.APIResourceList, of schema.GroupVersionResource) str
 	return "{"
 }
 
-// deleters are the users whose deletions in a namespace are in the audit log, except the user named by without.
+// deleters are the users whose deletions in a namespace are in the audit log, except the user 'without'.
 func (p *persons) deleters(namespace, without string) []string {
 	p.Helper()
 	file, err := os.Open(p.audit)
@@ -256,8 +274,9 @@ func (p *persons) deleters(namespace, without string) []string {
 	return slices.Sorted(maps.Keys(users))
 }
 
-// TestOwnersNameWhoDeletedThem: all deleted and all orphaned objects name the deletion by the person who deleted the
-// owner. This holds for every policy, whoever else touches the objects, and however long the chain of owners is.
+// TestOwnersNameWhoDeletedThem: every deleted and every orphaned object names the deletion of its owner and the person
+// who deleted the owner. This holds for every deletion policy, with other writers of the objects, and with long chains
+// of owners.
 func TestOwnersNameWhoDeletedThem(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -323,7 +342,7 @@ func TestDefinitionNamesWhoDeletedIt(t *testing.T) {
 	require.Equal(t, want, p.last(widgets.GroupResource(), "n", "w").Cause)
 }
 
-// TestNobodyForgesACause: a request that claims a cause gets none, whoever sends it.
+// TestNobodyForgesACause: a cause that a request claims is ignored, whichever user sends the request.
 func TestNobodyForgesACause(t *testing.T) {
 	p := newPersons(t)
 	config := p.as("alice", "system:logplane:lifecycle")

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// slow is how far the log's clock is behind this process's.
+// slow is how far the log's clock is behind this process's clock.
 const slow = 24 * time.Hour
 
 // slowClock dials a log whose clock is behind. It changes the times that the server reports for messages.
@@ -58,7 +58,7 @@ func (c *slowConn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// behindTheClock returns a Lifecycle, without an API, whose log's clock is behind its own.
+// behindTheClock returns a Lifecycle without an API. The clock of its log is behind the clock of this process.
 func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	t.Helper()
 	s := eventlogtest.Run(t, t.TempDir())
@@ -68,14 +68,14 @@ func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
-	c.Cell, c.Client = kubestore.Cell{Log: log, Projection: p, Cluster: "main"}, &rest.Config{Host: "127.0.0.1:1"}
+	c.Cell, c.Server = kubestore.Cell{Log: log, Projection: p, Cluster: "main"}, reached{client: &rest.Config{Host: "127.0.0.1:1"}}
 	l, err := New(c)
 	require.NoError(t, err)
 	return l
 }
 
-// TestExpiryIsByTheLogsTime: an object stays if it is a day old for this process but less than a second old in the log
-// (invariant 12).
+// TestExpiryIsByTheLogsTime: an object stays if it is a day old by this process's clock but less than a second old by
+// the log's time (invariant 12).
 func TestExpiryIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{})
 	key := eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: "young"}
@@ -101,8 +101,8 @@ func TestSettlingIsByTheLogsTime(t *testing.T) {
 	owner := l.namespaceKey("n")
 	_, err := l.config.Cell.Log.Append(t.Context(), eventlog.Basis{}, "terminating", eventlog.Write{Key: owner, Op: eventlog.Added, ContentType: "text/plain"})
 	require.NoError(t, err)
-	unsettled, err := l.settle(t.Context(), owner)
+	pending, err := l.pendingCreates(t.Context(), owner)
 	require.NoError(t, err)
-	require.NotNil(t, unsettled, "requests that saw the namespace alive may still run")
-	require.Greater(t, unsettled.After, slow/2-time.Hour)
+	require.NotNil(t, pending, "requests that saw the namespace alive may still run")
+	require.Greater(t, pending.After, slow/2-time.Hour)
 }

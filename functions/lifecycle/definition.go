@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -21,7 +22,7 @@ import (
 )
 
 // emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then removes its finalizer. It
-// replaces upstream's finalizer, which polls. This task returns and waits for events instead.
+// replaces upstream's finalizing controller. That controller polls; this task returns, and an event makes it run again.
 func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -40,15 +41,14 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	if ctx, err = l.because(ctx, dependents.Object{Group: definitionGroup, Resource: "customresourcedefinitions", Name: t.name, UID: definition.UID}); err != nil {
 		return err
 	}
-	// settle comes before the look at the instances, as for a namespace.
-	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
+	pending, err := l.pendingCreates(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
 	if err != nil {
 		return err
 	}
 	condition, left := l.deleteInstances(ctx, definition)
-	if left == nil && unsettled != nil {
+	if left == nil && pending != nil {
 		// Terminating must stay true until the finalizer is gone. Otherwise clients could create instances again.
-		condition, left = inProgress(), unsettled
+		condition, left = inProgress(), pending
 	}
 	if left != nil {
 		return errors.Join(l.setCondition(ctx, t.name, condition, false), left)
@@ -64,10 +64,10 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames makes those definitions of the group that were refused a name try again, because a definition that was
-// deleted or changed may have freed it. A definition's names are decided when it is written. A write that changes
-// nothing appends nothing.
-func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
+// offerNames writes again all definitions of the group that were refused a name: a definition that was deleted or
+// changed may have freed that name. The names of a definition are decided in each write of the definition. A write that
+// changes nothing appends no event.
+func (l *Lifecycle) offerNames(ctx context.Context, t task) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	list, err := definitions.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -76,7 +76,7 @@ func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	var failed []error
 	for i := range list.Items {
 		d := &list.Items[i]
-		if d.Spec.Group != group || !apihelpers.IsCRDConditionFalse(d, apiextensionsv1.NamesAccepted) {
+		if d.Spec.Group != t.name || !apihelpers.IsCRDConditionFalse(d, apiextensionsv1.NamesAccepted) {
 			continue
 		}
 		if _, err := definitions.Update(ctx, d, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -86,8 +86,9 @@ func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	return errors.Join(failed...)
 }
 
-// deleteInstances deletes every instance from storage, as upstream does. For that no version needs to be served, and no
-// webhook is called. It returns upstream's condition for the result. The error is nil only if no instance is left.
+// deleteInstances deletes every instance from storage, as upstream does. So no version needs to be served, and no
+// webhook is called. deleteInstances returns upstream's condition for the result. The error is nil only if no instance
+// is left.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
@@ -110,12 +111,12 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	case len(namespaces) == 0:
 		return gone, nil
 	}
-	return inProgress(), &NotYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
+	return inProgress(), &notYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
 }
 
-// namespacesOf returns the namespaces that have instances. The instances of a resource without namespaces are in "". It
-// does not decode them. An old definition may have the name of a built-in resource and share its prefix. The objects of
-// the built-in resource are recognised by their encoding.
+// namespacesOf returns the namespaces that have instances. The instances of a resource without namespaces are in "".
+// namespacesOf does not decode the instances. An old definition may have the name of a built-in resource and share the
+// prefix of that resource. The objects of the built-in resource are recognised by their encoding.
 func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -135,8 +136,8 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 }
 
 func (l *Lifecycle) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
-	ctx = customresources.Emptying(ctx, definition.UID) // the definition may be gone by now, and made again
-	instances, err := l.config.Instances(definition)
+	ctx = customresources.Emptying(ctx, definition.UID) // the definition may be gone by now, or made again
+	instances, err := l.config.Server.Instances(definition)
 	if err != nil {
 		return err
 	}
@@ -156,32 +157,22 @@ func terminating(status apiextensionsv1.ConditionStatus, reason, message string)
 	return apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: status, Reason: reason, Message: message}
 }
 
-// conditionAttempts bounds how often a status is written again after someone else changed the definition.
-const conditionAttempts = 5
-
 // setCondition writes the condition. If finish is set, the same write removes the finalizer. If the definition is gone
 // or would not change, setCondition does nothing.
 func (l *Lifecycle) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
-	var err error
-	for range conditionAttempts {
-		var definition *apiextensionsv1.CustomResourceDefinition
-		definition, err = definitions.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			break
-		}
-		if definition.DeletionTimestamp == nil { // another definition of that name
-			return nil
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		definition, err := definitions.Get(ctx, name, metav1.GetOptions{})
+		if err != nil || definition.DeletionTimestamp == nil { // another definition of that name
+			return err
 		}
 		apihelpers.SetCRDCondition(definition, condition)
 		if finish {
 			apihelpers.CRDRemoveFinalizer(definition, apiextensionsv1.CustomResourceCleanupFinalizer)
 		}
 		_, err = definitions.UpdateStatus(ctx, definition, metav1.UpdateOptions{})
-		if !apierrors.IsConflict(err) {
-			break
-		}
-	}
+		return err
+	})
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}

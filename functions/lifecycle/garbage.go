@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
-	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -25,19 +28,14 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// The collection of garbage does to an object what upstream's collector does (attemptToDeleteItem and
-// processDeletingDependentsItem, which are not exported). But it finds owners and dependents differently: it reads
-// owners when it needs them, and the dependents of an owner from the index (package dependents). So it keeps no graph.
+// The collection of garbage treats an object as upstream's collector does (attemptToDeleteItem and
+// processDeletingDependentsItem, which are not exported). But it finds owners and dependents differently: it reads an
+// owner only when a task needs the owner, and finds the dependents of an owner in the index (package dependents). So it
+// keeps no graph in memory.
 
 // collectTaskOf is the task that looks at an object.
 func collectTaskOf(o dependents.Object) task {
-	return task{collectTask, strings.Join([]string{o.Group, o.Resource, o.Namespace, o.Name}, "/")}
-}
-
-// objectOf is the inverse of collectTaskOf.
-func objectOf(t task) dependents.Object {
-	parts := strings.SplitN(t.name, "/", 4)
-	return dependents.Object{Group: parts[0], Resource: parts[1], Namespace: parts[2], Name: parts[3]}
+	return task{collectTask, o.Group, o.Resource, o.Namespace, o.Name}
 }
 
 // garbageOfState returns the tasks of objects that wait for their dependents, and of all owners that dependents name.
@@ -57,15 +55,15 @@ func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) (
 		}
 		if r.Owner.UID != last {
 			last = r.Owner.UID
-			tasks = append(tasks, task{ownerTask, string(last)})
+			tasks = append(tasks, task{kind: ownerTask, name: string(last)})
 		}
 	}
 	return tasks, nil
 }
 
 // garbageOf returns the tasks of an event. A deleted owner leaves its dependents behind. A new reference may name an
-// owner that is already gone. A removed reference may be the last one that its owner waited for. A new kind may be the
-// one that a reference names.
+// owner that is already gone. A removed reference may be the last reference that its owner waited for. A new kind may
+// be the kind that a reference names.
 func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
 	switch {
 	case isOwn(e.Key, dependents.References):
@@ -81,10 +79,10 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	case e.Op != eventlog.Deleted || e.Key.Group == ownGroup || len(e.Body) == 0:
 		return nil, nil
 	}
-	uid, err := l.config.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
+	uid, err := l.config.Server.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
 	if err != nil {
-		// Its uid cannot be read. Its dependents are found when the lifecycle starts again.
-		l.config.Logger.WarnContext(ctx, "a deleted object cannot be read, so its dependents may stay", "key", e.Key.Path(), "error", err)
+		// The object's uid cannot be read. The object's dependents are found when the lifecycle starts again.
+		slog.WarnContext(ctx, "a deleted object cannot be read, so its dependents may stay", "key", e.Key.Path(), "error", err)
 		return nil, nil
 	}
 	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
@@ -97,7 +95,7 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	}
 	for _, err := range dependents.Of(ctx, view, e.Key.Cluster, uid) {
 		l.gone.Add(uid, struct{}{})
-		return []task{{ownerTask, string(uid)}}, err
+		return []task{{kind: ownerTask, name: string(uid)}}, err
 	}
 	return nil, nil
 }
@@ -122,26 +120,24 @@ func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]t
 			return nil, err
 		}
 		if waits {
-			tasks = append(tasks, task{finishTask, collectTaskOf(owner).name})
+			tasks = append(tasks, task{finishTask, owner.Group, owner.Resource, owner.Namespace, owner.Name})
 		}
 	}
 	return tasks, nil
 }
 
 // changesKinds says whether the key is of an object that defines kinds.
-func changesKinds(k eventlog.Key) bool {
-	return k.Group == definitionGroup && k.Resource == "customresourcedefinitions" || k.Group == serviceGroup && k.Resource == "apiservices"
-}
+func changesKinds(k eventlog.Key) bool { return isDefinition(k) || isAPIService(k) }
 
-// lookAtOwner returns the tasks of an owner's dependents that it does not keep.
-func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, error) {
+// lookAtOwner returns the tasks of the dependents that their owner does not keep alive.
+func (l *Lifecycle) lookAtOwner(ctx context.Context, t task) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []task
-	keeps := map[string]bool{} // by how the owner is named, since dependents may name it in different ways
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, uid) {
+	keeps := map[string]bool{} // by the reference to the owner, since dependents may name the owner in different ways
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, types.UID(t.name)) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
 		}
@@ -149,8 +145,8 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 		kept, asked := keeps[named]
 		if !asked {
 			owner, err := l.owner(ctx, r.Owner, r.Dependent.Namespace)
-			// A dependent whose owner cannot be looked up gets a task of its own, which waits without holding up
-			// others.
+			// A dependent whose owner cannot be looked up gets a task of its own, which waits without holding up other
+			// dependents.
 			if err != nil && !errors.Is(err, errUnknown) && !errors.Is(err, errRemote) {
 				return nil, err
 			}
@@ -164,21 +160,22 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 	return tasks, nil
 }
 
-// collect does to one object what its owners, or its own deletion, require. It returns the tasks that follow from it.
+// collect takes the step that an object's owners, or the object's own deletion, require. It returns the tasks that
+// follow.
 func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
 	more, err := l.look(ctx, t)
 	if errors.Is(err, errUnknown) && l.awaitKinds(t) {
 		more, err = l.look(ctx, t) // the kind may have been served before this task began to wait for it
 	}
 	if errors.Is(err, errUnknown) {
-		l.config.Logger.DebugContext(ctx, "an object waits for a kind", "task", t.String(), "error", err)
+		slog.DebugContext(ctx, "an object waits for a kind", "task", t.String(), "error", err)
 		return more, nil
 	}
 	return more, err
 }
 
 func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
-	o := objectOf(t)
+	o := dependents.Object{Group: t.group, Resource: t.resource, Namespace: t.namespace, Name: t.name}
 	resource, err := l.resourceOf(o)
 	if err != nil {
 		return nil, err
@@ -206,7 +203,7 @@ func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
 	return l.deleteDependents(ctx, client, item)
 }
 
-// awaitKinds makes a task run again when kinds change. It returns false if the task waits for that already.
+// awaitKinds makes a task run again when kinds change. It returns false if the task is waiting already.
 func (l *Lifecycle) awaitKinds(t task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -230,9 +227,9 @@ func deletesDependents(o metav1.Object) bool {
 }
 
 // judge deletes an object that no owner keeps. As upstream does, it leaves alone an object with an owner that cannot be
-// looked up, whatever its other owners are.
+// looked up, regardless of the other owners.
 //
-// The cause of the deletion is the latest deletion among its owners.
+// The cause of the object's deletion is the latest deletion of one of its owners.
 func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata) error {
 	client := l.metadata.Resource(resource).Namespace(item.Namespace)
 	var kept []metav1.OwnerReference
@@ -269,11 +266,10 @@ func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResou
 		return setField(ctx, client, item, "ownerReferences", kept)
 	}
 	if waits {
-		has, err := l.hasDependents(ctx, item.UID)
-		if err != nil {
+		var err error
+		if waits, err = l.hasDependent(ctx, item.UID, func(metav1.OwnerReference) bool { return true }); err != nil {
 			return err
 		}
-		waits = has
 	}
 	policy := metav1.DeletePropagationBackground
 	switch {
@@ -301,8 +297,9 @@ func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResou
 	return nil
 }
 
-// breakCircle makes an object no longer block its owners if one of its own dependents waits in the same way. Otherwise
-// objects that own each other would wait for ever. It returns the object in its new state.
+// breakCircle stops an object from blocking the deletions of its owners, if one of the object's own dependents is
+// collecting, too. Otherwise objects that own each other would wait for ever. breakCircle returns the object in its new
+// state.
 func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -333,13 +330,19 @@ func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInt
 	return item, nil
 }
 
-func (l *Lifecycle) hasDependents(ctx context.Context, uid types.UID) (bool, error) {
+// hasDependent says whether 'such' is true of any dependent's reference to the owner.
+func (l *Lifecycle) hasDependent(ctx context.Context, owner types.UID, such func(metav1.OwnerReference) bool) (bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return false, err
 	}
-	for _, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, uid) {
-		return true, err
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, owner) {
+		if err != nil {
+			return false, fmt.Errorf("look for dependents: %w", err)
+		}
+		if such(r.Owner) {
+			return true, nil
+		}
 	}
 	return false, nil
 }
@@ -349,8 +352,8 @@ func blocks(r metav1.OwnerReference) bool {
 	return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
 }
 
-// deleteDependents begins or continues a foreground deletion. It returns the tasks of the dependents, except those that
-// wait for dependents of their own: these have tasks already.
+// deleteDependents begins or continues a foreground deletion. It returns the tasks of the dependents, except dependents
+// that wait for dependents of their own: these already have tasks.
 func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -374,22 +377,14 @@ func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.Resour
 
 // finish ends a foreground deletion once no dependent blocks it.
 func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
-	view, err := l.config.Cell.Projection.Latest(ctx)
-	if err != nil {
+	blocked, err := l.hasDependent(ctx, item.UID, blocks)
+	if err != nil || blocked {
 		return err
-	}
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
-		if err != nil {
-			return fmt.Errorf("look for dependents: %w", err)
-		}
-		if blocks(r.Owner) {
-			return nil
-		}
 	}
 	return removeFinalizer(ctx, client, item, metav1.FinalizerDeleteDependents)
 }
 
-// orphan removes an object from its dependents' owners, and then lets it be deleted.
+// orphan removes the references to an object from the object's dependents, and then lets the object be deleted.
 func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -420,7 +415,7 @@ func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) erro
 	if err != nil || item == nil {
 		return err
 	}
-	if item.DeletionTimestamp != nil { // its own deletion has another cause
+	if item.DeletionTimestamp != nil { // the object's own deletion has another cause
 		ctx = kubestore.WithCause(ctx, eventlog.Cause{})
 	}
 	kept := slices.DeleteFunc(slices.Clone(item.OwnerReferences), func(o metav1.OwnerReference) bool { return o.UID == r.Owner.UID })
@@ -458,13 +453,13 @@ func patch(ctx context.Context, client metadata.ResourceInterface, item *metav1.
 }
 
 // errUnknown is for a resource or an owner that cannot be looked up. Its kind may not be served, or an object without a
-// namespace names an owner that has one.
+// namespace names an owner with a namespace.
 var errUnknown = errors.New("the kind is not served, or its objects have a namespace")
 
 // errElsewhere is for an object without a namespace that names an owner with a namespace.
 var errElsewhere = fmt.Errorf("%w: nobody can tell in which", errUnknown)
 
-// mappingOf finds the resource of an owner, and whether it has a namespace.
+// mappingOf finds the resource of an owner, and whether the owner has a namespace.
 func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMapping, namespaced bool, err error) {
 	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
 	mapping, err = retryMapping(l, func() (*meta.RESTMapping, error) { return l.kinds.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
@@ -474,8 +469,8 @@ func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMappin
 	return mapping, mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
 }
 
-// owner reads the owner that a dependent in the namespace names. It returns nil if there is no such object, or only
-// another one of that name.
+// owner reads the owner that a dependent in the namespace names. It returns nil if there is no such object, or only an
+// object of that name with another uid.
 func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
 	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
@@ -498,8 +493,8 @@ func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespac
 	return owner, err
 }
 
-// get reads an object. It returns nil if there is none. If the resource is not served any more, that is an error: its
-// objects may be served in another version.
+// get reads an object, and returns nil if the object does not exist. A resource that is no longer served is an error:
+// its objects may be served in another version.
 func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, name string) (*metav1.PartialObjectMetadata, error) {
 	object, err := client.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -526,8 +521,8 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 	return resource, nil
 }
 
-// retryMapping asks the mapper, and asks once more after the mapper has forgotten what it knew, since a kind may be
-// new. It returns errUnknown if the kind is not served.
+// retryMapping asks the mapper, and asks once more after clearing the mapper's cache, since a kind may be new. It
+// returns errUnknown if the kind is not served.
 func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	found, err := ask()
 	if meta.IsNoMatchError(err) {
@@ -540,14 +535,14 @@ func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	return found, err
 }
 
-// judgeDependents looks at all objects that name owners of a kind whose definition is about to be deleted. After that,
-// these owners could not be looked up any more.
+// judgeDependents looks at all objects that name owners of a kind whose definition is about to be deleted. After the
+// definition's deletion, these owners could not be looked up any more.
 func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return err
 	}
-	running, limited := errgroup.WithContext(kubestore.WithController(ctx, controllers[collectTask]))
+	running, limited := errgroup.WithContext(kubestore.WithController(ctx, garbageCollector))
 	running.SetLimit(workers)
 	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
 		if err != nil {
@@ -558,4 +553,35 @@ func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) 
 		}
 	}
 	return running.Wait()
+}
+
+// kindsInterval is the shortest time between two discoveries without an event. A remote server may serve new kinds at
+// any moment, and no event announces such kinds.
+const kindsInterval = 30 * time.Second
+
+// servedKinds finds the resources of kinds. A discovery is expensive, and anyone who names a kind that is not served
+// could cause one with each object. So the log's events tell when there may be new kinds.
+type servedKinds struct {
+	mapper meta.ResettableRESTMapper
+	// changes counts the events that may have changed which kinds are served.
+	changes atomic.Int64
+
+	mu    sync.Mutex
+	known int64     // by mu; value of changes when the mapper's cache was last cleared
+	since time.Time // by mu; when the mapper's cache was last cleared
+}
+
+// changed says that kinds may have changed.
+func (k *servedKinds) changed() { k.changes.Add(1) }
+
+// forget makes the mapper ask again, if there may be new kinds.
+func (k *servedKinds) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	changes := k.changes.Load() // read before the mapper asks
+	if changes == k.known && time.Since(k.since) < kindsInterval {
+		return
+	}
+	k.known, k.since = changes, time.Now()
+	k.mapper.Reset()
 }

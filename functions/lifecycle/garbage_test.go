@@ -57,7 +57,7 @@ func (c *cluster) references() (n int) {
 }
 
 // TestGarbageFoundByState: the Lifecycle is stopped again and again. Still, objects with a living owner stay, and all
-// others are deleted.
+// other objects are deleted.
 func TestGarbageFoundByState(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -104,7 +104,7 @@ func TestGarbageFoundByState(t *testing.T) {
 	require.Equal(t, chain, c.references())
 }
 
-// TestDefaultsAreGivenBack: a namespace that has lost its account or its certificate gets it back.
+// TestDefaultsAreGivenBack: the lost account or certificate of a namespace is restored.
 func TestDefaultsAreGivenBack(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -118,7 +118,7 @@ func TestDefaultsAreGivenBack(t *testing.T) {
 		m, err := client.ConfigMaps("n").Get(context.Background(), "kube-root-ca.crt", metav1.GetOptions{})
 		return err == nil && m.Data["ca.crt"] == "CERTIFICATE"
 	}
-	c.restart(func(config *Config) { config.RootCA = []byte("CERTIFICATE") })
+	c.restart(func(config *Config) { config.Server = certified{config.Server} })
 	c.run()
 	c.eventually(func() bool { return account() && certificate() }, "found by state")
 	require.NoError(t, client.ServiceAccounts("n").Delete(t.Context(), "default", metav1.DeleteOptions{}))
@@ -130,7 +130,13 @@ func TestDefaultsAreGivenBack(t *testing.T) {
 	c.namespaceGone("n")
 }
 
-// TestVolumesAreProtected: a deleted claim is gone once no Pod uses it any more, and a volume once it is not bound.
+// certified is a server with a certificate.
+type certified struct{ Server }
+
+func (certified) RootCA() []byte { return []byte("CERTIFICATE") }
+
+// TestVolumesAreProtected: a deleted claim is gone once no Pod uses the claim any more, and a deleted volume is gone
+// once the volume is not bound.
 func TestVolumesAreProtected(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -150,9 +156,9 @@ func TestVolumesAreProtected(t *testing.T) {
 	}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.NoError(t, client.PersistentVolumeClaims("n").Delete(t.Context(), "claim", metav1.DeleteOptions{}))
-	_, err = c.do(t.Context(), taskOf(claimTask, "n", "claim"))
+	_, err = c.do(t.Context(), task{kind: claimTask, namespace: "n", name: "claim"})
 	require.NoError(t, err)
-	require.True(t, c.isTerminating(taskOf(claimTask, "n", "claim")))
+	require.True(t, c.isTerminating(task{kind: claimTask, namespace: "n", name: "claim"}))
 	_, err = client.PersistentVolumeClaims("n").Get(t.Context(), "claim", metav1.GetOptions{})
 	require.NoError(t, err)
 	now := int64(0)
@@ -176,7 +182,8 @@ func TestVolumesAreProtected(t *testing.T) {
 	}, "the volume is gone")
 }
 
-// TestAttributesAreProtected: a deleted VolumeAttributesClass is gone once no volume and no claim names it any more.
+// TestAttributesAreProtected: a deleted VolumeAttributesClass is gone once no volume and no claim names the class any
+// more.
 func TestAttributesAreProtected(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -201,9 +208,9 @@ func TestAttributesAreProtected(t *testing.T) {
 	}
 	kept := func() {
 		t.Helper()
-		_, err := c.do(t.Context(), task{attributesTask, "fast"})
+		_, err := c.do(t.Context(), task{kind: attributesTask, name: "fast"})
 		require.NoError(t, err)
-		require.True(t, c.isTerminating(task{attributesTask, "fast"}))
+		require.True(t, c.isTerminating(task{kind: attributesTask, name: "fast"}))
 		_, err = client.StorageV1().VolumeAttributesClasses().Get(t.Context(), "fast", metav1.GetOptions{})
 		require.NoError(t, err)
 	}
@@ -258,8 +265,8 @@ func TestRecount(t *testing.T) {
 	c.eventually(func() bool { return used() == 2 }, "it was recounted")
 }
 
-// TestRecountOfAToldStatus: a client may write any numbers to the status of a quota. They are in that version of the
-// quota, and the next version has counted ones.
+// TestRecountOfAToldStatus: a client may write any numbers to the status of a quota. The version that the client wrote
+// has these numbers, and the next version has counted numbers.
 func TestRecountOfAToldStatus(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -292,7 +299,8 @@ func TestRecountOfAToldStatus(t *testing.T) {
 	require.Equal(t, []int64{10, 1}, []int64{hard, used})
 }
 
-// TestTokensGoWithTheirAccount: after a service account, the Secrets with its tokens are deleted, and no others.
+// TestTokensGoWithTheirAccount: after a service account was deleted, the Secrets with its tokens are deleted, and no
+// other Secrets.
 func TestTokensGoWithTheirAccount(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -323,7 +331,7 @@ func TestTokensGoWithTheirAccount(t *testing.T) {
 	require.NoError(t, accounts.Delete(t.Context(), "early", metav1.DeleteOptions{}))
 	require.NoError(t, accounts.Delete(t.Context(), "again", metav1.DeleteOptions{}))
 	store("young", "again", made("again"))
-	c.run() // finds what happened before
+	c.run() // finds earlier deletions
 	c.eventually(func() bool { return slices.Equal(left(), []string{"stays", "young"}) }, "the tokens of accounts that are gone are gone")
 	require.NoError(t, accounts.Delete(t.Context(), "again", metav1.DeleteOptions{}))
 	c.eventually(func() bool { return slices.Equal(left(), []string{"stays"}) }, "the tokens of the account are gone")

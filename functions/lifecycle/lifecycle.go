@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -32,48 +33,51 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
+// Server has the methods of an apiserver.Server that a Lifecycle needs.
+type Server interface {
+	// Loopback returns the configuration of a client of the cluster's API that has every right.
+	Loopback() *rest.Config
+	// Instances returns the storage of a definition's instances, whichever versions are served.
+	Instances(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
+	// UID returns the uid of a stored object.
+	UID(context.Context, projection.Row) (types.UID, error)
+	// AlongsideDeletion returns the writes that go into one batch with the deletion of a stored object.
+	AlongsideDeletion(context.Context, *projection.View, projection.Row) ([]projection.Write, error)
+	// Deletion returns the cause for writes that follow from an object's deletion, and whether the object ever existed.
+	Deletion(context.Context, dependents.Object) (cause eventlog.Cause, was bool, err error)
+	// RootCA is the certificate that every namespace has in a ConfigMap; empty if there is no certificate.
+	RootCA() []byte
+	// CheckRemote says whether the server of a remote APIService can be reached.
+	CheckRemote(context.Context, *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error)
+	// IsRemote says whether a remote server serves a version.
+	IsRemote(schema.GroupVersion) (bool, error)
+}
+
 // Config of a Lifecycle.
 type Config struct {
 	// Cell is the cell whose log is followed.
-	Cell kubestore.Cell
-	// Client is for the cluster's API with every right, such as apiserver.Server's Loopback.
-	Client *rest.Config
-	// Instances returns the storage of a definition's instances, whichever versions are served. apiserver.Server
-	// provides it.
-	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
-	// UID returns the uid of a stored object. apiserver.Server provides it.
-	UID func(context.Context, projection.Row) (types.UID, error)
-	// BesideDeletion returns the writes that go into one batch with the deletion of a stored object. apiserver.Server
-	// provides it.
-	BesideDeletion func(context.Context, *projection.View, projection.Row) ([]projection.Write, error)
-	// Deletion returns the cause of what an object's deletion leads to, and whether the object ever existed.
-	// apiserver.Server provides it.
-	Deletion func(context.Context, dependents.Object) (cause eventlog.Cause, was bool, err error)
-	Logger   *slog.Logger
-	// RootCA is the certificate that every namespace has in a ConfigMap, empty for none (apiserver.Config).
-	RootCA []byte
-	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at
-	// the namespace on the view from which it is appended, and that view is no older than kubestore.Staleness; the rest
-	// of the time is for the message. A namespace is finalized only if it is empty this much log time after it began to
-	// terminate. A message that was stuck in a stalled log may land even later; then its object is deleted (stray.go).
+	Cell   kubestore.Cell
+	Server Server
+	// Settle is how long after the beginning of a namespace's termination a create may still be appended in that
+	// namespace; 2 s by default. A create reads the namespace from the view on which the create is based, and that view
+	// is no older than kubestore.Staleness; the rest of the time is for the message. A namespace is finalized only if
+	// it is empty when this much log time has passed since it began to terminate. A message that was held up in a
+	// stalled log may be appended even later; its object is then deleted as a leftover (namespace.go).
 	Settle time.Duration
-	// AwaitWriters, if set, replaces that wait in a process that is the log's only writer. It waits until every write
-	// that was running when it was called has ended (kubestore.Writers).
+	// AwaitWriters, if set, replaces the wait for Settle in a process that is the log's only writer. AwaitWriters
+	// returns once every write that was running at the time of the call has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
-	// CheckRemote says whether the server of a remote APIService can be reached. apiserver.Server provides it. If it is
-	// nil, remote APIServices are not checked.
-	CheckRemote func(context.Context, *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error)
-	// IsRemote says whether a remote server serves a version. apiserver.Server provides it. If it is nil, no version is
-	// remote.
-	IsRemote func(schema.GroupVersion) (bool, error)
+	// ServerOnly leaves out what upstream's kube-controller-manager does. What is left upstream does in kube-apiserver.
+	ServerOnly bool
 }
 
-// Lifecycle runs tasks. It is safe for concurrent use. Any number of processes may run one.
+// Lifecycle runs tasks. It is safe for concurrent use. Any number of processes may run a Lifecycle.
 type Lifecycle struct {
 	config     Config
 	client     kubernetes.Interface
 	extensions apiextensionsclient.Interface
-	// metadata is a client for all objects, including those of remote servers (remote.go).
+	dynamic    dynamic.Interface
+	// metadata is a client for all objects, including the objects of remote servers (remote.go).
 	metadata metadata.Interface
 	kinds    servedKinds
 	// gone has uids of owners whose deletion was seen. No other object ever gets such a uid.
@@ -84,10 +88,11 @@ type Lifecycle struct {
 	registrations apiregistrationclient.ApiregistrationV1Interface
 
 	mu sync.Mutex
-	// terminating are the namespaces, definitions, claims and classes that wait until something is gone. Without them
-	// Run would have to check for each deletion in the log whether it matters. They can be found again in the state.
+	// terminating has the namespaces, definitions, claims and classes that wait until something is gone. Without this
+	// map Run would have to find out for each deletion in the log whether anything waits for that deletion. The map can
+	// be rebuilt from the state.
 	terminating map[task]bool // by mu
-	// unknown are the tasks that wait until a kind is served. They can be found again in the state too.
+	// unknown has the tasks that wait until a kind is served. This map can be rebuilt from the state, too.
 	unknown map[task]bool // by mu
 }
 
@@ -96,20 +101,19 @@ const (
 	workers = 8
 	// taskTimeout bounds one run of a task.
 	taskTimeout = 5 * time.Minute
-	// keptOwners is how many deleted owners, and how many deletions, are remembered. Others are looked up again.
+	// keptOwners is how many deleted owners, and how many deletions, are remembered. Other deletions are looked up
+	// again.
 	keptOwners = 1000
 )
 
 // New returns a Lifecycle. It reads nothing and starts nothing.
 func New(c Config) (*Lifecycle, error) {
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
 	if c.Settle == 0 {
 		c.Settle = 2 * kubestore.Staleness
 	}
-	// Warnings about deprecated resources are meant for their users. The lifecycle deletes objects of every resource.
-	client := rest.CopyConfig(c.Client)
+	// Warnings about deprecated resources are meant for people who use them, and the lifecycle deletes objects of every
+	// resource.
+	client := c.Server.Loopback()
 	client.WarningHandler = rest.NoWarnings{}
 	l := &Lifecycle{config: c, terminating: map[task]bool{}, unknown: map[task]bool{}}
 	var err error
@@ -121,8 +125,12 @@ func New(c Config) (*Lifecycle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of definitions: %w", err)
 	}
+	l.dynamic, err = dynamic.NewForConfig(client)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of objects: %w", err)
+	}
 	all := rest.CopyConfig(client)
-	all.Wrap(func(next http.RoundTripper) http.RoundTripper { return guarded{next, l.isRemote} })
+	all.Wrap(func(next http.RoundTripper) http.RoundTripper { return guarded{next, l} })
 	l.metadata, err = metadata.NewForConfig(all)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
@@ -137,18 +145,19 @@ func New(c Config) (*Lifecycle, error) {
 	return l, nil
 }
 
-// NotYetError says that a task has done all it can for now.
-type NotYetError struct {
-	// After is when to run the task again if no event asks for it before.
+// notYetError says that a task has done all it can for now.
+type notYetError struct {
+	// After is the time after which the task runs again, if no event makes it run earlier.
 	After  time.Duration
 	Reason string
 }
 
-func (e *NotYetError) Error() string { return e.Reason }
+func (e *notYetError) Error() string { return e.Reason }
 
-// Run follows the log and runs the tasks that its events ask for, until ctx ends. Then it returns nil. It keeps no
-// position, because the state tells everything that older events asked for. So it begins with the state, and reads it
-// again whenever it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
+// Run follows the log and runs the tasks that the log's events ask for, until ctx ends. Then Run returns nil. Run
+// stores no position in the log, because the state shows all work that older events asked for. So Run begins with the
+// state, and reads the state again whenever it loses the log. Run's only error is that the log went back
+// (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
 	q := newQueues()
 	var running sync.WaitGroup
@@ -173,8 +182,9 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		if errors.Is(err, eventlog.ErrDiverged) {
 			return fmt.Errorf("follow the log: %w", err)
 		}
-		// The log cannot be reached, or was purged beyond the position. The state contains what was missed.
-		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
+		// The log cannot be reached, or was purged beyond the position. The state shows the work that the missed events
+		// asked for.
+		slog.WarnContext(ctx, "lost the log; reading the state again", "error", err)
 		if eventlog.Pause(ctx, followDelay(try)) != nil {
 			return nil
 		}
@@ -186,7 +196,7 @@ func followDelay(try int) time.Duration {
 	return jitter(min(100*time.Millisecond<<min(try, 16), 30*time.Second))
 }
 
-// follow queues the tasks that the state asks for, and then those of each later event.
+// follow queues the tasks that the state asks for, and then the tasks of each later event.
 func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -217,36 +227,42 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	})
 }
 
-// queueEvent queues the tasks of an event, except those that nothing waits for. It delays tasks that a burst of
-// deletions may repeat, so that one run serves all of the burst.
+// queueEvent queues the tasks of an event, except tasks for objects that do not wait for the event. It delays tasks
+// that a burst of deletions may repeat, so that one run is enough for the whole burst.
 func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
 	if changesKinds(e.Key) {
 		l.kinds.changed()
 	}
 	for _, t := range tasksOf(e) {
 		switch {
-		case t.kind == strayTask:
-			if l.isStray(ctx, e) {
-				queue(t, 0)
-			}
+		case !l.does(t):
+		case t.kind == leftoverTask && !l.isLeftover(ctx, e):
 		case t.kind == namesTask: // one definition makes several such events
 			queue(t, contentDelay)
-		case e.Op != eventlog.Deleted || t.isOf(e.Key) || t.kind == defaultsTask:
+		default:
 			queue(t, 0)
-		case l.isTerminating(t):
-			queue(t, contentDelay)
 		}
+	}
+	if e.Op == eventlog.Deleted {
+		for _, t := range tasksOfContent(e.Key) {
+			if l.isTerminating(t) {
+				queue(t, contentDelay)
+			}
+		}
+	}
+	if l.config.ServerOnly {
+		return nil // the rest is about garbage, volumes and the ends of Jobs
 	}
 	garbage, err := l.garbageOf(ctx, e)
 	if err != nil {
 		return fmt.Errorf("look for the garbage of event %d: %w", e.Revision, err)
 	}
-	for _, t := range slices.Concat(garbage, l.volumesOf(e), mortalsOf(e)) {
-		after := contentDelay
-		if t.kind == collectTask || t.kind == ownerTask { // each is for one object, so a delay would not merge any
-			after = 0
+	for _, t := range slices.Concat(garbage, l.volumesOf(e), endsOf(e)) {
+		if t.kind == collectTask || t.kind == ownerTask { // each task is for one object, so a delay would not merge tasks
+			queue(t, 0)
+		} else {
+			queue(t, contentDelay)
 		}
-		queue(t, after)
 	}
 	return nil
 }
@@ -266,7 +282,7 @@ func (l *Lifecycle) work(ctx context.Context, q queue, all queues) {
 	}
 }
 
-// run runs one task of a queue and decides when, and in which queue, it is tried again.
+// run runs one task of a queue and decides when, and in which queue, the task is tried again.
 func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 	ctx, cancel := context.WithTimeout(ctx, taskTimeout)
 	defer cancel()
@@ -274,7 +290,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 	for _, next := range more {
 		all.of(next).Add(next)
 	}
-	var notYet *NotYetError
+	var notYet *notYetError
 	switch {
 	case ctx.Err() != nil && err != nil:
 		q.AddRateLimited(t)
@@ -284,14 +300,14 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 		q.Forget(t)
 		all.remote.Add(t)
 	case errors.As(err, &notYet):
-		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
+		slog.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
 		q.AddAfter(t, pause(notYet.After))
 	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps another collector's
-		l.config.Logger.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)
+		slog.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)
 		q.AddRateLimited(t)
 	default:
-		l.config.Logger.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
+		slog.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
 		taskFailures.WithLabelValues(string(t.kind)).Inc()
 		q.AddRateLimited(t)
 	}
@@ -306,7 +322,7 @@ func (l *Lifecycle) isTerminating(t task) bool {
 	return l.terminating[t]
 }
 
-// remember must be called before the content of t is looked at, so that no later deletion goes unnoticed.
+// remember must be called before the caller looks at the content of t, so that no later deletion goes unnoticed.
 func (l *Lifecycle) remember(t task, terminating bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -37,10 +37,10 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
 func TestMain(m *testing.M) {
@@ -68,10 +68,8 @@ func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 
 func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...func(*Config)) *cluster {
 	t.Helper()
-	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
-	require.NoError(t, err)
-	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
-	cell.Feed = fanout.NewFeed(p) // for tests that run it
+	cell := kubestoretest.Cell(t, projection.Config{Log: log, Bucket: b})
+	cell.Feed = fanout.NewFeed(cell.Projection) // for tests that run it
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
 	require.NoError(t, err)
 	require.NoError(t, server.Bootstrap(t.Context()))
@@ -82,9 +80,9 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 	return c
 }
 
-// restart replaces the Lifecycle by a new one, which remembers nothing.
+// restart replaces the Lifecycle by a new Lifecycle, which remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, Deletion: c.server.Deletion, BesideDeletion: c.server.BesideDeletion, AwaitWriters: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Server: c.server, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -114,7 +112,11 @@ func (c *cluster) run() (stop func()) {
 // handle runs the tasks of one event once.
 func (c *cluster) handle(ctx context.Context, e eventlog.Event) error {
 	var failed []error
-	for _, t := range tasksOf(e) {
+	tasks := tasksOf(e)
+	if e.Op == eventlog.Deleted {
+		tasks = append(tasks, tasksOfContent(e.Key)...)
+	}
+	for _, t := range tasks {
 		ctx, cancel := context.WithTimeout(ctx, taskTimeout)
 		_, err := c.do(ctx, t)
 		failed = append(failed, err)
@@ -184,7 +186,7 @@ func (c *cluster) authors(namespace string, op eventlog.Op) map[eventlog.Author]
 	return count
 }
 
-// rows is how many objects are in a namespace, apart from those that every namespace has.
+// rows counts the objects in a namespace, without the objects that every namespace has.
 func (c *cluster) rows(namespace string) int {
 	c.Helper()
 	return c.allRows(namespace, func(k eventlog.Key) bool { return !isDefault(k) })
@@ -363,14 +365,14 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-// TestEachEventByItself: it is enough to run each event's tasks once. They may run again.
+// TestEachEventByItself: it is enough to run the tasks of each event once. The tasks may run again.
 func TestEachEventByItself(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
 	c.createConfigMap("n", "c", "example.com/hold")
 	c.deleteNamespace("n")
 	own := eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Resource: "namespaces", Prefix: "/namespaces", Name: "n"}}}
-	var notYet *NotYetError
+	var notYet *notYetError
 	require.ErrorAs(t, c.handle(t.Context(), own), &notYet)
 	_, err := c.client.CoreV1().ConfigMaps("n").Patch(t.Context(), "c", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
@@ -437,8 +439,8 @@ func TestDefinitionWithInstances(t *testing.T) {
 	c.createWidget("a", "w0")
 }
 
-// TestDefinitionNotServed: instances are deleted whichever versions are served. The deletion waits for one that has a
-// finalizer.
+// TestDefinitionNotServed: instances are deleted whichever versions are served. The definition's deletion waits for an
+// instance that has a finalizer.
 func TestDefinitionNotServed(t *testing.T) {
 	c := newCluster(t)
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -474,7 +476,7 @@ func TestDefinitionNotServed(t *testing.T) {
 	c.createWidget("a", "stays", "example.com/hold")
 	serve(false)
 	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
-	var notYet *NotYetError
+	var notYet *notYetError
 	require.ErrorAs(t, end(), &notYet)
 	require.Equal(t, 1, c.rows("a"))
 	serve(true)
@@ -486,8 +488,8 @@ func TestDefinitionNotServed(t *testing.T) {
 	gone()
 }
 
-// TestDefinitionOfBuiltIn: a definition with a built-in resource's name, from before such names were refused, is
-// deleted with its own objects. The built-in objects under the same prefix stay.
+// TestDefinitionOfBuiltIn: a definition that has the name of a built-in resource, from before such names were refused,
+// is deleted together with its own objects. The built-in objects under the same prefix stay.
 func TestDefinitionOfBuiltIn(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -537,7 +539,7 @@ func (c *cluster) store(name, contentType string, body []byte) {
 }
 
 // TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has
-// given the name up in an update, whether or not a lifecycle runs at that time.
+// given the name up in an update. A lifecycle need not run at that time.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -623,7 +625,7 @@ func TestRolesAreAggregated(t *testing.T) {
 }
 
 // TestVersionsAreRegistered: while a definition serves a version, the version has an APIService. If somebody changes
-// that, it is changed back. An APIService that somebody else made is left alone.
+// that APIService, the lifecycle changes it back. An APIService that somebody else made is left alone.
 func TestVersionsAreRegistered(t *testing.T) {
 	c := newCluster(t)
 	services := c.registrations.APIServices()
@@ -679,18 +681,28 @@ func TestVersionsAreRegistered(t *testing.T) {
 	require.EqualValues(t, 7, priority("v2.example.com"))
 }
 
-// TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. It is written only
-// if that changes, and not if it cannot be found out.
+// checking is a server that checks remote servers with a function.
+type checking struct {
+	Server
+	check func(*apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error)
+}
+
+func (c checking) CheckRemote(_ context.Context, s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
+	return c.check(s)
+}
+
+// TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. The status is
+// written only if the result of the check changes, and not if the check cannot be made.
 func TestRemotesAreChecked(t *testing.T) {
 	condition := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "MissingEndpoints"}
 	checks, unread := 0, error(nil)
 	c := newCluster(t, func(config *Config) {
-		config.CheckRemote = func(_ context.Context, s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
+		config.Server = checking{config.Server, func(s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
 			require.Equal(t, "v1.remote.example", s.Name)
 			checks++
 			condition.Message = fmt.Sprint("look ", checks)
 			return condition, unread
-		}
+		}}
 	})
 	services := c.registrations.APIServices()
 	remote := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.remote.example"}, Spec: apiregistrationv1.APIServiceSpec{
@@ -703,11 +715,11 @@ func TestRemotesAreChecked(t *testing.T) {
 	require.NoError(t, err)
 	tasks, err := c.tasksOfState(t.Context(), view)
 	require.NoError(t, err)
-	require.Contains(t, tasks, task{remoteTask, "v1.remote.example"})
-	require.NotContains(t, tasks, task{remoteTask, "v1.apps"})
+	require.Contains(t, tasks, task{kind: remoteTask, name: "v1.remote.example"})
+	require.NotContains(t, tasks, task{kind: remoteTask, name: "v1.apps"})
 	check := func(after time.Duration) *apiregistrationv1.APIService {
-		var notYet *NotYetError
-		_, err := c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+		var notYet *notYetError
+		_, err := c.do(t.Context(), task{kind: remoteTask, name: "v1.remote.example"})
 		require.ErrorAs(t, err, &notYet)
 		require.Equal(t, after, notYet.After)
 		s, err := services.Get(t.Context(), "v1.remote.example", metav1.GetOptions{})
@@ -721,13 +733,13 @@ func TestRemotesAreChecked(t *testing.T) {
 	available := check(availableInterval)
 	require.Equal(t, apiregistrationv1.ConditionTrue, available.Status.Conditions[0].Status)
 	condition.Status, condition.Reason, unread = apiregistrationv1.ConditionFalse, "", errors.New("the bucket fails")
-	_, err = c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+	_, err = c.do(t.Context(), task{kind: remoteTask, name: "v1.remote.example"})
 	require.ErrorIs(t, err, unread)
 	kept, err := services.Get(t.Context(), "v1.remote.example", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.Equal(t, available.ResourceVersion, kept.ResourceVersion)
 	require.NoError(t, services.Delete(t.Context(), "v1.remote.example", metav1.DeleteOptions{}))
-	_, err = c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+	_, err = c.do(t.Context(), task{kind: remoteTask, name: "v1.remote.example"})
 	require.NoError(t, err)
 	require.Equal(t, 4, checks)
 }
@@ -748,7 +760,7 @@ func TestStrays(t *testing.T) {
 		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late-"+namespace+name, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
 		require.NoError(t, err)
 	}
-	for i := range 2 * seekAfter { // between those of the other strays
+	for i := range 2 * seekAfter { // objects in a living namespace, between the strays
 		late("n", fmt.Sprint("o-", i))
 	}
 	late("gone-before", "model")
@@ -803,8 +815,8 @@ func TestExpiry(t *testing.T) {
 	require.Equal(t, map[eventlog.Author]int{kubestore.PartOf("expiry"): expiryBatch + 5}, c.authors("default", eventlog.Deleted))
 }
 
-// The references to an object's owners are deleted with the object. Otherwise a foreground deletion of an owner would
-// wait for ever.
+// TestExpiryTakesReferences: the references to an object's owners are deleted with the object. Otherwise a foreground
+// deletion of an owner would wait for ever.
 func TestExpiryTakesReferences(t *testing.T) {
 	c := newCluster(t)
 	owner, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})

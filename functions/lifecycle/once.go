@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	// onceTries is how often Once runs a task that fails, and how often a task of Run may conflict before that is
-	// logged as a failure.
+	// onceTries is how often Once runs a task that fails, and how often a task of Run may conflict before Run logs a
+	// failure.
 	onceTries = 5
-	// onceAgain is how long Once waits after a task's first failure. The wait doubles after each further one.
+	// onceAgain is how long Once waits after a task's first failure. The wait doubles after each further failure.
 	onceAgain = 50 * time.Millisecond
 	// onceWaits is the longest time for which Once waits for a task, unless Settle is longer.
 	onceWaits = time.Second
 )
 
-// Once does all the work that there is, and the work that follows from it, for a function that a timer or a queue
-// calls. It returns what is left: tasks that wait for others, such as a namespace that waits for the finalizer of an
-// object. It waits for a namespace that must settle. Once it has run each task of the state, it leaves what others ask
-// for to the next call, so that a busy cell does not keep it running. The error is that of tasks that failed every
-// time, or says that the cell cannot be read.
+// Once does all the work that the state asks for, and the work that follows from its own writes. It is for a function
+// that a timer or a queue calls. It returns the tasks that wait for other clients, such as a namespace that waits for
+// the finalizer of an object. When each task of the state has run, the events of other clients are left to the next
+// call, so that a busy cell does not keep Once running. The error has the errors of tasks that failed every time, or
+// says that the cell cannot be read.
 func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	ctx = withRemotes(ctx)
 	view, err := l.config.Cell.Projection.Latest(ctx)
@@ -41,7 +41,7 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	o := once{Lifecycle: l, next: map[task]bool{}, waiting: map[task]*NotYetError{}, failures: map[task]int{}, failed: map[task]error{}}
+	o := once{Lifecycle: l, next: map[task]bool{}, waiting: map[task]*notYetError{}, failures: map[task]int{}, failed: map[task]error{}}
 	for _, t := range tasks {
 		o.next[t] = true
 	}
@@ -68,12 +68,12 @@ type once struct {
 	*Lifecycle
 	mu       sync.Mutex
 	next     map[task]bool         // by mu; tasks of the next round
-	waiting  map[task]*NotYetError // by mu
+	waiting  map[task]*notYetError // by mu
 	failures map[task]int          // by mu
 	failed   map[task]error        // by mu; tasks that were given up
 }
 
-// round runs the waiting tasks, and those that follow from them, until there are no more.
+// round runs the waiting tasks, and the tasks that follow from the waiting tasks, until no task is left.
 func (o *once) round(ctx context.Context) error {
 	for len(o.next) > 0 {
 		tasks := o.next
@@ -105,13 +105,13 @@ func (o *once) run(ctx context.Context, t task) error {
 	}
 	delete(o.waiting, t)
 	delete(o.failed, t)
-	var notYet *NotYetError
+	var notYet *notYetError
 	switch {
 	case err == nil:
 	case errors.As(err, &notYet):
 		o.waiting[t] = notYet
 	case o.failures[t] < onceTries-1:
-		o.waiting[t] = &NotYetError{After: onceAgain << o.failures[t], Reason: err.Error()}
+		o.waiting[t] = &notYetError{After: onceAgain << o.failures[t], Reason: err.Error()}
 		o.failures[t]++
 	default:
 		taskFailures.WithLabelValues(string(t.kind)).Inc()
@@ -120,8 +120,8 @@ func (o *once) run(ctx context.Context, t task) error {
 	return nil
 }
 
-// follow collects the tasks of the events after the view: of everybody's events, or only of those that lifecycles
-// wrote. It returns the view that it has reached.
+// follow collects the tasks of the events after a view: of all events if 'everybody' is set, or else only of events
+// that lifecycles wrote. It returns the view up to which it has read events.
 func (o *once) follow(ctx context.Context, view *projection.View, everybody bool) (*projection.View, error) {
 	to, err := o.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (o *once) follow(ctx context.Context, view *projection.View, everybody bool
 	return to, nil
 }
 
-// wait returns false if nothing is left to do. If no task is ready, it first waits for the next one that is to run
+// wait returns false if nothing is left to do. If no task is ready, wait first waits for the next task that is to run
 // again soon.
 func (o *once) wait(ctx context.Context) (more bool, err error) {
 	if len(o.next) > 0 {
@@ -177,7 +177,7 @@ func (o *once) left(ctx context.Context, view *projection.View) ([]string, error
 	}
 	o.Lifecycle.mu.Unlock()
 	for t, w := range o.waiting {
-		if t.kind != remoteTask { // these repeat for ever, and their result is a condition
+		if t.kind != remoteTask { // remote tasks repeat for ever, and their result is a condition
 			left = append(left, t.String()+": "+w.Reason)
 		}
 	}

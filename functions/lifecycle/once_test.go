@@ -26,7 +26,8 @@ func (c *cluster) once() []string {
 	return left
 }
 
-// TestOnceSaysWhatIsLeft: each call of Once names what waits for others, until these have done their part.
+// TestOnceSaysWhatIsLeft: each call of Once names the tasks that wait for other clients, until these clients have
+// acted.
 func TestOnceSaysWhatIsLeft(t *testing.T) {
 	c := newCluster(t)
 	require.Empty(t, c.once())
@@ -70,7 +71,7 @@ func TestOnceSaysWhatIsLeft(t *testing.T) {
 }
 
 // TestOwnersThatWaitForEachOther: as in upstream, nothing breaks a circle whose objects are all in foreground deletion.
-// It must not keep the collector busy.
+// Such a circle must not keep the collector busy.
 func TestOwnersThatWaitForEachOther(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -91,7 +92,7 @@ func TestOwnersThatWaitForEachOther(t *testing.T) {
 }
 
 // TestGarbageBesideABrokenKind: objects that cannot be read, because their conversion webhook is gone, do not hold up
-// others. Upstream's TestCascadingDeleteOnCRDConversionFailure.
+// other objects. Upstream's test is TestCascadingDeleteOnCRDConversionFailure.
 func TestGarbageBesideABrokenKind(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -127,8 +128,8 @@ func TestGarbageBesideABrokenKind(t *testing.T) {
 	require.Equal(t, 2, c.references())
 }
 
-// TestOnceEnds: neither other clients that keep writing, nor a webhook that calls each deletion a conflict, keep Once
-// running for ever. It does the work that follows from its own work.
+// TestOnceEnds: Once ends although other clients keep writing and a webhook answers each deletion with a conflict. Once
+// does the work that follows from its own writes.
 func TestOnceEnds(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")

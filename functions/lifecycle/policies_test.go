@@ -29,13 +29,14 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
-// policies are upstream's documented cases of the three policies: those of its integration tests and of its pages on
-// garbage collection. A step does something, and says which objects there are when the collectors have finished.
+// policies has upstream's documented cases of the three deletion policies, from upstream's integration tests and from
+// upstream's pages on garbage collection. A step runs a command, and says which objects exist when the collectors have
+// finished.
 //
 // An object is '[KIND/]NAME[@m] [of OWNER...] [+FINALIZER...]'. It is a ConfigMap in namespace n, or in m. An owner is
-// an object's name. It ends with '!' if the dependent blocks its deletion, and with '-' if the dependent says that it
-// does not. 'NAME=OTHER' has OTHER's uid, and 'NAME=' a uid that no object has. '*' marks an object that is being
-// deleted.
+// an object's name. It ends with '!' if the dependent blocks the owner's deletion, and with '-' if the dependent says
+// that it does not block the owner's deletion. The owner 'NAME=OTHER' has OTHER's uid, and the owner 'NAME=' has a uid
+// that no object has. '*' marks an object that is being deleted.
 var policies = []struct {
 	name     string
 	says     string // upstream's test; empty if the case is from its documentation or code
@@ -160,7 +161,8 @@ var policies = []struct {
 		{"own a", ""}}},
 }
 
-// TestGarbage: each case ends as upstream says, with our collector, with upstream's, and with both at the same time.
+// TestGarbage: each case ends as upstream says, with our collector, with upstream's collector, and with both at the
+// same time.
 func TestGarbage(t *testing.T) {
 	for _, by := range []struct {
 		name    string
@@ -222,7 +224,7 @@ func (c *watched) with(t *testing.T) *watched {
 	return &watched{&part, c.outside, c.upstream}
 }
 
-// newWatched returns a cluster that clients outside can use.
+// newWatched returns a cluster that clients outside this process can use.
 func newWatched(t *testing.T) *watched {
 	t.Helper()
 	c := newCluster(t)
@@ -254,7 +256,7 @@ func (m metadataInformers) ForResource(r schema.GroupVersionResource) (informers
 // runUpstream runs upstream's collector until the test ends, as upstream's controller manager does.
 func (c *watched) runUpstream() {
 	c.Helper()
-	const sync = time.Second // how often it looks for new kinds
+	const sync = time.Second // how often the collector looks for new kinds
 	client, err := kubernetes.NewForConfig(c.outside)
 	require.NoError(c, err)
 	metadataClient, err := metadata.NewForConfig(c.outside)
@@ -284,7 +286,7 @@ type graph struct {
 	number int
 	// uids are the uids of all objects that ever existed, by name.
 	uids map[string]types.UID
-	// tokens are the names that the case has for owners.
+	// tokens has the case's name of each owner.
 	tokens    map[metav1.OwnerReference]string
 	sentinels int
 }
@@ -398,7 +400,7 @@ func (g *graph) do(command string) {
 	}
 }
 
-// change rewrites an object, and tries again if collectors write it at the same time.
+// change rewrites an object, and tries again if collectors write the object at the same time.
 func (g *graph) change(client dynamic.ResourceInterface, name string, change func(*unstructured.Unstructured)) {
 	g.Helper()
 	for {
@@ -448,7 +450,8 @@ func (g *graph) create(words []string) {
 	g.uids[words[0]] = made.GetUID()
 }
 
-// observed waits until upstream's collector knows all objects that have owners, since it would not orphan unknown ones.
+// observed waits until upstream's collector knows all objects that have owners, since the collector would not orphan
+// unknown objects.
 func (c *watched) observed() {
 	c.Helper()
 	if c.upstream == nil {
@@ -541,7 +544,7 @@ func (g *graph) String() string {
 	return strings.Join(lines, "; ")
 }
 
-// becomes waits until the graph is what a case says.
+// becomes waits until the graph is as wanted.
 func (g *graph) becomes(want string) {
 	g.Helper()
 	last := ""
@@ -553,7 +556,7 @@ func (g *graph) becomes(want string) {
 	g.eventually(func() bool { last = g.String(); return last == want }, want)
 }
 
-// sentinel waits until the collectors have looked at everything that came before.
+// sentinel waits until the collectors have looked at all earlier changes.
 func (g *graph) sentinel() {
 	g.Helper()
 	g.sentinels++

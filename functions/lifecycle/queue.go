@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -11,17 +10,17 @@ import (
 type queue = workqueue.TypedRateLimitingInterface[task]
 
 // queues separate tasks that must not wait for each other. A tenant decides how much garbage there is to look at, and a
-// remote server how long it takes to answer.
+// remote server decides how long an answer takes.
 type queues struct {
-	own     queue // its tasks never wait for a remote server
-	garbage queue // nor do these
+	own     queue // for tasks that never wait for a remote server and do not look at garbage
+	garbage queue // for tasks that look at garbage; they never wait for a remote server either
 	remote  queue // for tasks that the other two cannot finish, because they must ask a remote server
 	checks  queue // for tasks that check whether remote servers answer
 }
 
 func newQueues() queues {
 	one := func() queue {
-		fifo := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[task]{Queue: &turns{waiting: map[string][]task{}}})
+		fifo := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[task]{Queue: &fair{waiting: map[string][]task{}}})
 		// After a failure a task waits for 50 ms. The wait doubles after each further failure, up to a minute.
 		return workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[task]{
@@ -51,34 +50,34 @@ func (q queues) shutDown() {
 // longestWait bounds how long a task waits before it runs again.
 const longestWait = 24 * time.Hour
 
-// pause returns how long a task waits that asked to run again later. A user may have chosen that time: a token may
-// expire in the year 9999, and adding to the longest duration would overflow.
+// pause returns how long a task waits if it asked to run again after the given time. A user may have chosen that time:
+// a token may expire in the year 9999, and adding to the longest duration would overflow.
 func pause(after time.Duration) time.Duration {
 	after = min(max(after, 0), longestWait)
 	return after + rand.N(min(after/10, time.Second)+1)
 }
 
-// turns are the waiting tasks of a queue. Namespaces take turns, so that none waits for all the tasks of another.
-type turns struct {
-	waiting map[string][]task // by namespace; none is empty
+// fair has the waiting tasks of a queue. Namespaces take turns, so that no namespace waits for all tasks of another
+// namespace.
+type fair struct {
+	waiting map[string][]task // by namespace; no list is empty
 	next    []string          // namespaces
 	n       int
 }
 
-func (q *turns) Touch(task) {}
+func (q *fair) Touch(task) {}
 
-func (q *turns) Len() int { return q.n }
+func (q *fair) Len() int { return q.n }
 
-func (q *turns) Push(t task) {
-	namespace := tenantOf(t)
-	if len(q.waiting[namespace]) == 0 {
-		q.next = append(q.next, namespace)
+func (q *fair) Push(t task) {
+	if len(q.waiting[t.namespace]) == 0 {
+		q.next = append(q.next, t.namespace)
 	}
-	q.waiting[namespace] = append(q.waiting[namespace], t)
+	q.waiting[t.namespace] = append(q.waiting[t.namespace], t)
 	q.n++
 }
 
-func (q *turns) Pop() task {
+func (q *fair) Pop() task {
 	namespace := q.next[0]
 	q.next = q.next[1:]
 	t := q.waiting[namespace][0]
@@ -90,18 +89,4 @@ func (q *turns) Pop() task {
 	q.waiting[namespace] = q.waiting[namespace][1:]
 	q.next = append(q.next, namespace)
 	return t
-}
-
-// tenantOf returns the namespace that a task is about, "" for none.
-func tenantOf(t task) string {
-	switch t.kind {
-	case collectTask, finishTask:
-		return objectOf(t).Namespace
-	case namespaceTask, strayTask, defaultsTask:
-		return t.name
-	}
-	if strings.Contains(t.name, "/") {
-		return objectNamespace(t)
-	}
-	return ""
 }

@@ -21,14 +21,14 @@ func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) 
 	}
 	var tasks []task
 	for _, name := range names {
-		tasks = append(tasks, task{recountTask, name})
+		tasks = append(tasks, task{kind: recountTask, name: name})
 	}
 	return tasks, nil
 }
 
-// recount counts the usage of a quota again, if it limits something new or if a client wrote its status. It does so
-// once every create that could not see the quota has ended. The server counts with each write of the quota itself, even
-// with one that changes nothing.
+// recount counts the usage of a quota again, if the quota limits something new or if a client wrote the quota's status.
+// The recount comes after every create that could not see the quota has ended. The server counts the usage in each
+// write of the quota, even in a write that changes nothing.
 func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	namespace, name := quotas.Marked(t.name)
 	key := quotas.MarkKey(l.config.Cell.Cluster, namespace, name)
@@ -40,12 +40,12 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	if err != nil || !marked {
 		return err
 	}
-	unsettled, err := l.settle(ctx, key)
+	pending, err := l.pendingCreates(ctx, key)
 	switch {
 	case err != nil:
 		return err
-	case unsettled != nil:
-		return unsettled
+	case pending != nil:
+		return pending
 	}
 	client := l.client.CoreV1().ResourceQuotas(namespace)
 	quota, err := client.Get(ctx, name, metav1.GetOptions{})
@@ -64,7 +64,7 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 		return err
 	}
 	if now, _ := at.Row(); now.Revision != mark.Revision {
-		return nil // somebody has marked it again, or has removed the mark; that event starts another task if needed
+		return nil // the request for a recount was renewed or removed; that event starts another task if needed
 	}
 	_, err = l.config.Cell.Append(ctx, view, at.Delete())
 	if errors.Is(err, eventlog.ErrConflict) {

@@ -14,7 +14,8 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// A remote server may hang. So only tasks in the queue for that ask one, and each request has a short timeout.
+// A remote server may hang. So only tasks in the queue for remote servers send requests to remote servers, and each
+// such request has a short timeout.
 
 // remoteTimeout bounds one request to a remote server.
 const remoteTimeout = 5 * time.Second
@@ -32,20 +33,20 @@ func withRemotes(ctx context.Context) context.Context {
 func mayAskRemotes(ctx context.Context) bool { return ctx.Value(remoteKey{}) != nil }
 
 func (l *Lifecycle) isRemote(version schema.GroupVersion) (bool, error) {
-	if l.config.IsRemote == nil || version.Group == "" {
+	if version.Group == "" {
 		return false, nil
 	}
-	remote, err := l.config.IsRemote(version)
+	remote, err := l.config.Server.IsRemote(version)
 	if err != nil {
 		return false, fmt.Errorf("look for the server of %s: %w", version, err)
 	}
 	return remote, nil
 }
 
-// guarded refuses requests to remote servers unless their context allows them.
+// guarded refuses requests to remote servers, unless a request's context allows them.
 type guarded struct {
 	http.RoundTripper
-	isRemote func(schema.GroupVersion) (bool, error)
+	l *Lifecycle
 }
 
 func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -53,7 +54,7 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if len(parts) < 4 || parts[1] != "apis" {
 		return g.RoundTripper.RoundTrip(r)
 	}
-	remote, err := g.isRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
+	remote, err := g.l.isRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
 	switch {
 	case err != nil:
 		return nil, err
@@ -88,7 +89,7 @@ func (l *Lifecycle) anyRemote(resources []*metav1.APIResourceList) (bool, error)
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, resources) {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
-			continue // the deleter reports it
+			continue // the deleter reports the error
 		}
 		remote, err := l.isRemote(version)
 		if remote || err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -13,10 +14,10 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
-// aggregateRoles writes the rules of every ClusterRole that is aggregated from others, so that clients see them. The
-// authorizer does not need them. A role that changes here may be part of another role. The event of that change makes
-// the task run again for the other role.
-func (l *Lifecycle) aggregateRoles(ctx context.Context) error {
+// aggregateRoles writes the rules of every ClusterRole that is aggregated from other roles, so that clients see the
+// rules. The authorizer does not need the stored rules. A role that changes here may be part of another role. The event
+// of the change makes the task run again for the other role.
+func (l *Lifecycle) aggregateRoles(ctx context.Context, _ task) error {
 	list, err := l.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list cluster roles: %w", err)
@@ -32,8 +33,8 @@ func (l *Lifecycle) aggregateRoles(ctx context.Context) error {
 		}
 		rules, err := roles.Aggregate(role, all)
 		if err != nil {
-			// Only the role's owner can correct this, and the correction makes an event.
-			l.config.Logger.WarnContext(ctx, "a cluster role cannot be aggregated", "role", role.Name, "error", err)
+			// Only the role's owner can correct the role, and the correction makes an event.
+			slog.WarnContext(ctx, "a cluster role cannot be aggregated", "role", role.Name, "error", err)
 			continue
 		}
 		if len(rules) == 0 && len(role.Rules) == 0 || equality.Semantic.DeepEqual(rules, role.Rules) {

@@ -16,14 +16,15 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
 )
 
-// plantation is a fan and a chain of dependents of one owner, and a fan of as many dependents of another owner.
+// plantation has the sizes of a fan and of a chain of dependents of one owner. Another owner has a fan of the same
+// size.
 type plantation struct{ fan, chain int }
 
 // sizes are the sizes for a test. LOGPLANE_ROUNDS=10000 makes a fan of 10,000 and a chain of 500.
@@ -81,7 +82,8 @@ func (c *cluster) harvest() (garbage, kept int) {
 	return garbage, kept
 }
 
-// deletions waits for n deletions in namespace n after a revision, and returns the revision at which it has seen them.
+// deletions waits until namespace n has had n deletions after a revision, and returns the revision of the last event
+// that was read.
 func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
@@ -103,7 +105,8 @@ func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	return after
 }
 
-// crowd writes as many unrelated ConfigMaps around those of namespace n, and as many into other namespaces.
+// crowd writes the given number of unrelated ConfigMaps: half into namespace n, before and after the namespace's other
+// ConfigMaps, and half into other namespaces.
 func (c *cluster) crowd(unrelated int) {
 	c.Helper()
 	for i := range 10 {
@@ -136,8 +139,7 @@ func (c *cluster) crowd(unrelated int) {
 }
 
 // TestGarbageReadsOnlyDependents: the number of reads of the bucket and of messages to the log after an owner's
-// deletion does not depend on how many other objects there are. A process that has read nothing yet does all of the
-// work.
+// deletion does not depend on the number of other objects. A process that has read nothing yet does all of the work.
 func TestGarbageReadsOnlyDependents(t *testing.T) {
 	t.Parallel()
 	p := sizes(t)
@@ -155,9 +157,7 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 		require.NoError(t, err)
 
 		// Nobody commits, so the tail must hold everything.
-		fresh, err := projection.Open(projection.Config{Log: log, Bucket: b, TailBytes: 1 << 30})
-		require.NoError(t, err)
-		c.cell = kubestore.Cell{Log: log, Projection: fresh, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
+		c.cell = kubestoretest.Cell(t, projection.Config{Log: log, Bucket: b, TailBytes: 1 << 30})
 		c.server, err = apiserver.New(apiserver.Config{Cell: c.cell})
 		require.NoError(t, err)
 		c.restart()
@@ -172,14 +172,14 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.tasksOfState(t.Context(), view)
 		require.NoError(t, err)
-		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, read()-before, messagesNow()-sent)
+		t.Logf("next to %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, read()-before, messagesNow()-sent)
 		began := time.Now()
 		left, err := c.Once(t.Context())
 		reads, messages = read()-before, messagesNow()-sent
 		require.NoError(t, err)
 		require.Empty(t, left)
 		require.Equal(t, p.fan, c.references())
-		t.Logf("beside %d: %d dependents were gone after %s, %d reads of the bucket and %d messages to the log",
+		t.Logf("next to %d: %d dependents were gone after %s, %d reads of the bucket and %d messages to the log",
 			unrelated, p.fan+p.chain, time.Since(began).Round(time.Millisecond), reads, messages)
 		return reads, messages
 	}
@@ -190,8 +190,8 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 }
 
 // TestGarbageTogether: fan and chain are deleted, and objects with a living owner stay, although our collector is
-// stopped again and again while upstream's runs beside it. Ours first works alone: with so few objects, upstream's
-// might otherwise delete them all.
+// stopped again and again while upstream's collector runs alongside. Our collector first works alone: with so few
+// objects, upstream's collector might otherwise delete all of them.
 func TestGarbageTogether(t *testing.T) {
 	p := sizes(t)
 	c := newWatched(t)

@@ -3,12 +3,12 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -21,62 +21,91 @@ import (
 // kind is the kind of a task.
 type kind string
 
+// The kinds of tasks, with the objects that tasks of each kind name.
 const (
-	namespaceTask  kind = "namespace"
-	definitionTask kind = "definition"
-	namesTask      kind = "names" // of a group's definitions
-	rolesTask      kind = "roles"
-	strayTask      kind = "stray"
-	collectTask    kind = "collect"
-	finishTask     kind = "finish" // ends the foreground deletion of an object, if nothing blocks it any more
-	ownerTask      kind = "owner"
-	recountTask    kind = "recount"
-	defaultsTask   kind = "defaults"
+	namespaceTask  kind = "namespace"  // a namespace
+	leftoverTask   kind = "leftovers"  // a namespace
+	defaultsTask   kind = "defaults"   // a namespace
+	definitionTask kind = "definition" // a CustomResourceDefinition
+	namesTask      kind = "names"      // a group of definitions
+	versionsTask   kind = "versions"   // a group of custom resources
+	remoteTask     kind = "remote"     // an APIService
+	rolesTask      kind = "roles"      // nothing: all roles
+	recountTask    kind = "recount"    // the row that requests it
+	collectTask    kind = "collect"    // any object
+	finishTask     kind = "finish"     // any object; the task only ends a foreground deletion that nothing blocks
+	ownerTask      kind = "owner"      // a uid
 	claimTask      kind = "claim"
 	volumeTask     kind = "volume"
 	attributesTask kind = "attributes" // a VolumeAttributesClass
 	jobTask        kind = "job"
-	tokenTask      kind = "token"
-	accountTask    kind = "account"
-	versionsTask   kind = "versions" // of a group of custom resources
-	remoteTask     kind = "remote"   // an APIService
+	tokenTask      kind = "token"   // a Secret
+	accountTask    kind = "account" // a service account
 )
 
-// task says what to look at. One queue never runs equal tasks at the same time.
+const garbageCollector = "generic-garbage-collector"
+
+// works says how a task of each kind runs, and which upstream controller does the same work. To webhooks, policies and
+// audits the task appears as that controller, since their rules exempt the controller by its name.
+var works = map[kind]struct {
+	run        func(*Lifecycle, context.Context, task) (next []task, err error)
+	controller string
+}{
+	namespaceTask:  {alone((*Lifecycle).emptyNamespace), "namespace-controller"},
+	leftoverTask:   {alone((*Lifecycle).deleteLeftovers), "namespace-controller"},
+	defaultsTask:   {alone((*Lifecycle).giveDefaults), ""},
+	definitionTask: {alone((*Lifecycle).emptyDefinition), ""},
+	namesTask:      {alone((*Lifecycle).offerNames), ""},
+	versionsTask:   {alone((*Lifecycle).registerVersions), ""},
+	remoteTask:     {alone((*Lifecycle).checkRemote), ""},
+	rolesTask:      {alone((*Lifecycle).aggregateRoles), ""},
+	recountTask:    {alone((*Lifecycle).recount), ""},
+	collectTask:    {(*Lifecycle).collect, garbageCollector},
+	finishTask:     {(*Lifecycle).collect, garbageCollector},
+	ownerTask:      {(*Lifecycle).lookAtOwner, garbageCollector},
+	claimTask:      {alone((*Lifecycle).release), "pvc-protection-controller"},
+	volumeTask:     {alone((*Lifecycle).release), "pv-protection-controller"},
+	attributesTask: {alone((*Lifecycle).release), "volumeattributesclass-protection-controller"},
+	jobTask:        {alone((*Lifecycle).endJob), "ttl-after-finished-controller"},
+	tokenTask:      {alone((*Lifecycle).endToken), "token-cleaner"},
+	accountTask:    {alone((*Lifecycle).revokeTokens), ""},
+}
+
+// ofServer are the kinds of the tasks that upstream does in kube-apiserver or does not have.
+var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, recountTask: true}
+
+// does says whether this lifecycle runs a task.
+func (l *Lifecycle) does(t task) bool { return !l.config.ServerOnly || ofServer[t.kind] }
+
+// alone adapts a task from which no other tasks follow.
+func alone(run func(*Lifecycle, context.Context, task) error) func(*Lifecycle, context.Context, task) ([]task, error) {
+	return func(l *Lifecycle, ctx context.Context, t task) ([]task, error) { return nil, run(l, ctx, t) }
+}
+
+// task names the object to look at. One queue never runs equal tasks at the same time.
 type task struct {
 	kind kind
-	name string
+	// group and resource are empty unless the kind is for any object. In a queue, namespaces take turns.
+	group, resource, namespace, name string
 }
 
-// taskOf is a task that looks at one object.
-func taskOf(k kind, namespace, name string) task { return task{k, namespace + "/" + name} }
-
-// objectNamespace and objectName return the parts of a name 'NAMESPACE/NAME'.
-func objectNamespace(t task) string {
-	namespace, _, _ := strings.Cut(t.name, "/")
-	return namespace
-}
-
-func objectName(t task) string {
-	_, name, _ := strings.Cut(t.name, "/")
-	return name
-}
-
-func (t task) String() string { return string(t.kind) + " " + t.name }
-
-// isOf says whether the key is that of the task's own object, not of an object in it.
-func (t task) isOf(k eventlog.Key) bool {
-	switch t.kind {
-	case namespaceTask:
-		return k.Group == "" && k.Resource == "namespaces"
-	case definitionTask:
-		return k.Group == definitionGroup && k.Resource == "customresourcedefinitions"
-	case accountTask:
-		return k.Group == "" && k.Resource == "serviceaccounts"
-	case namesTask, versionsTask, remoteTask: // no content asks for them
-		return true
+func (t task) String() string {
+	if t.resource != "" {
+		return string(t.kind) + " " + strings.Join([]string{t.group, t.resource, t.namespace, t.name}, "/")
 	}
-	return k.Group == rolesGroup && k.Resource == "clusterroles"
+	return string(t.kind) + " " + strings.Trim(t.namespace+"/"+t.name, "/")
+}
+
+// author is the author of everything that tasks write. Some writes are also in the name of an upstream controller.
+var author = kubestore.PartOf("lifecycle")
+
+// do runs a task once. It returns the tasks that follow from that run.
+func (l *Lifecycle) do(ctx context.Context, t task) (next []task, err error) {
+	ctx = kubestore.WithAuthor(ctx, author)
+	if name := works[t.kind].controller; name != "" {
+		ctx = kubestore.WithController(ctx, name)
+	}
+	return works[t.kind].run(l, ctx, t)
 }
 
 const (
@@ -91,46 +120,53 @@ func isOwn(k eventlog.Key, resource string) bool {
 	return k.Group == ownGroup && k.Resource == resource
 }
 
-// tasksOf returns the tasks that an event may ask for. A deleted object may be the last one that its namespace or its
-// definition waited for. A new object may have come too late for its namespace.
+// isDefinition says whether the key is of a CustomResourceDefinition.
+func isDefinition(k eventlog.Key) bool {
+	return k.Group == definitionGroup && k.Resource == "customresourcedefinitions"
+}
+
+// isAPIService says whether the key is of an APIService.
+func isAPIService(k eventlog.Key) bool { return k.Group == serviceGroup && k.Resource == "apiservices" }
+
+// tasksOf returns the tasks that an event asks for. A new object may have come too late for its namespace.
 func tasksOf(e eventlog.Event) []task {
 	k := e.Key
-	var tasks []task
 	switch {
 	case e.Op == eventlog.Barrier:
-		return nil
 	case isOwn(k, quotas.Recounts) && e.Op != eventlog.Deleted:
-		return []task{{recountTask, k.Name}}
+		return []task{{kind: recountTask, name: k.Name}}
 	case isOwn(k, customresources.Names) && e.Op == eventlog.Deleted:
-		return []task{{namesTask, customresources.GroupOfName(k.Name)}}
+		return []task{{kind: namesTask, name: customresources.GroupOfName(k.Name)}}
 	case k.Group == ownGroup:
-		return nil
 	case k.Group == "" && k.Resource == "namespaces":
-		return []task{{namespaceTask, k.Name}}
-	case k.Group == definitionGroup && k.Resource == "customresourcedefinitions":
-		return []task{{definitionTask, k.Name}, {versionsTask, afterDot(k.Name)}}
-	case k.Group == serviceGroup && k.Resource == "apiservices":
-		return []task{{versionsTask, afterDot(k.Name)}, {remoteTask, k.Name}}
+		return []task{{kind: namespaceTask, namespace: k.Name}}
+	case isDefinition(k):
+		return []task{{kind: definitionTask, name: k.Name}, {kind: versionsTask, name: afterDot(k.Name)}}
+	case isAPIService(k):
+		return []task{{kind: versionsTask, name: afterDot(k.Name)}, {kind: remoteTask, name: k.Name}}
 	case k.Group == rolesGroup && k.Resource == "clusterroles":
-		return []task{{rolesTask, ""}}
-	case e.Op == eventlog.Modified && isDefault(k):
-		return []task{{defaultsTask, k.Namespace}}
+		return []task{{kind: rolesTask}}
 	case e.Op == eventlog.Added && k.Namespace != "":
-		return []task{{strayTask, k.Namespace}}
-	case e.Op != eventlog.Deleted:
-		return nil
+		return []task{{kind: leftoverTask, namespace: k.Namespace}}
+	case e.Op != eventlog.Added:
+		var tasks []task
+		if isDefault(k) {
+			tasks = append(tasks, task{kind: defaultsTask, namespace: k.Namespace})
+		}
+		if e.Op == eventlog.Deleted && k.Group == "" && k.Resource == "serviceaccounts" {
+			tasks = append(tasks, task{kind: accountTask, namespace: k.Namespace, name: k.Name})
+		}
+		return tasks
 	}
+	return nil
+}
+
+// tasksOfContent returns the tasks that may wait for the deletion of an object: its namespace or its definition may
+// have waited only for this object.
+func tasksOfContent(k eventlog.Key) []task {
+	tasks := []task{{kind: definitionTask, name: k.Resource + "." + k.Group}}
 	if k.Namespace != "" {
-		tasks = append(tasks, task{namespaceTask, k.Namespace})
-	}
-	if k.Group == "" && k.Resource == "serviceaccounts" {
-		tasks = append(tasks, taskOf(accountTask, k.Namespace, k.Name))
-	}
-	if isDefault(k) {
-		tasks = append(tasks, task{defaultsTask, k.Namespace})
-	}
-	if strings.Contains(k.Group, ".") {
-		tasks = append(tasks, task{definitionTask, k.Resource + "." + k.Group})
+		tasks = append(tasks, task{kind: namespaceTask, namespace: k.Namespace})
 	}
 	return tasks
 }
@@ -141,17 +177,17 @@ func afterDot(name string) string {
 	return group
 }
 
-// tasksOfState returns the tasks that the state asks for, whichever events led to it.
+// tasksOfState returns the tasks that the state asks for, whichever events led to the state.
 func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
-	l.kinds.changed() // they may have changed while no lifecycle ran
-	tasks := []task{{rolesTask, ""}}
+	l.kinds.changed() // kinds may have changed while no lifecycle ran
+	tasks := []task{{kind: rolesTask}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list namespaces: %w", err)
 	}
 	for _, n := range namespaces.Items {
 		if n.DeletionTimestamp != nil {
-			tasks = append(tasks, task{namespaceTask, n.Name})
+			tasks = append(tasks, task{kind: namespaceTask, namespace: n.Name})
 			continue
 		}
 		lacks, err := l.lacksDefaults(ctx, view, n.Name)
@@ -159,7 +195,7 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 			return nil, err
 		}
 		if lacks {
-			tasks = append(tasks, task{defaultsTask, n.Name})
+			tasks = append(tasks, task{kind: defaultsTask, namespace: n.Name})
 		}
 	}
 	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
@@ -168,10 +204,10 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	}
 	for _, d := range definitions.Items {
 		if d.DeletionTimestamp != nil {
-			tasks = append(tasks, task{definitionTask, d.Name})
+			tasks = append(tasks, task{kind: definitionTask, name: d.Name})
 		}
 		if apihelpers.IsCRDConditionFalse(&d, apiextensionsv1.NamesAccepted) {
-			tasks = append(tasks, task{namesTask, d.Spec.Group})
+			tasks = append(tasks, task{kind: namesTask, name: d.Spec.Group})
 		}
 	}
 	services, err := l.registrations.APIServices().List(ctx, metav1.ListOptions{})
@@ -179,67 +215,14 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 		return nil, fmt.Errorf("list APIServices: %w", err)
 	}
 	tasks = append(tasks, tasksOfVersions(definitions.Items, services.Items)...)
-	for _, of := range []func(context.Context, *projection.View) ([]task, error){l.strays, l.garbageOfState, l.recountsOfState} {
+	for _, of := range []func(context.Context, *projection.View) ([]task, error){
+		l.leftoversOfState, l.garbageOfState, l.recountsOfState, l.volumesOfState, l.endsOfState, l.accountsOfState,
+	} {
 		more, err := of(ctx, view)
 		if err != nil {
 			return nil, err
 		}
 		tasks = append(tasks, more...)
 	}
-	for _, of := range []func(context.Context) ([]task, error){l.volumesOfState, l.mortalsOfState, l.accountsOfState} {
-		more, err := of(ctx)
-		if err != nil {
-			return nil, err
-		}
-		tasks = append(tasks, more...)
-	}
-	return tasks, nil
-}
-
-// author is the author of everything that tasks write. Some of it is also written in the name of an upstream
-// controller.
-var author = kubestore.PartOf("lifecycle")
-
-// do runs a task once. It returns the tasks that follow from it.
-func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
-	ctx = kubestore.WithAuthor(ctx, author)
-	if name := controllers[t.kind]; name != "" {
-		ctx = kubestore.WithController(ctx, name)
-	}
-	switch t.kind {
-	case namespaceTask:
-		return nil, l.emptyNamespace(ctx, t)
-	case definitionTask:
-		return nil, l.emptyDefinition(ctx, t)
-	case namesTask:
-		return nil, l.offerNames(ctx, t.name)
-	case strayTask:
-		return nil, l.deleteStrays(ctx, t)
-	case collectTask, finishTask:
-		return l.collect(ctx, t)
-	case ownerTask:
-		return l.lookAtOwner(ctx, types.UID(t.name))
-	case recountTask:
-		return nil, l.recount(ctx, t)
-	case claimTask:
-		return nil, l.releaseClaim(ctx, t)
-	case volumeTask:
-		return nil, l.releaseVolume(ctx, t)
-	case attributesTask:
-		return nil, l.releaseAttributes(ctx, t)
-	case defaultsTask:
-		return nil, l.giveDefaults(ctx, t.name)
-	case jobTask:
-		return nil, l.endJob(ctx, t)
-	case tokenTask:
-		return nil, l.endToken(ctx, t)
-	case accountTask:
-		return nil, l.revokeTokens(ctx, t)
-	case versionsTask:
-		return nil, l.registerVersions(ctx, t.name)
-	case remoteTask:
-		return nil, l.checkRemote(ctx, t.name)
-	default:
-		return nil, l.aggregateRoles(ctx)
-	}
+	return slices.DeleteFunc(tasks, func(t task) bool { return !l.does(t) }), nil
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
-// The objects of one tenant must not hold up what the lifecycle does for others.
+// The objects of one tenant must not hold up the lifecycle's work for other tenants.
 
 type tripper func(*http.Request) (*http.Response, error)
 
@@ -33,11 +33,27 @@ func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r
 // through makes a Lifecycle's requests pass through a function.
 func through(f func(r *http.Request, next http.RoundTripper) (*http.Response, error)) func(*Config) {
 	return func(c *Config) {
-		c.Client = rest.CopyConfig(c.Client)
-		c.Client.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		client := c.Server.Loopback()
+		client.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return tripper(func(r *http.Request) (*http.Response, error) { return f(r, next) })
 		})
+		c.Server = reached{c.Server, client}
 	}
+}
+
+// reached is a server whose Loopback is another client configuration.
+type reached struct {
+	Server
+	client *rest.Config
+}
+
+func (r reached) Loopback() *rest.Config { return rest.CopyConfig(r.client) }
+
+// remoteExample is a server for which another server serves the group example.com.
+type remoteExample struct{ Server }
+
+func (remoteExample) IsRemote(v schema.GroupVersion) (bool, error) {
+	return v.Group == "example.com", nil
 }
 
 // counted counts the requests whose path ends in one of the suffixes.
@@ -54,7 +70,7 @@ func counted(n *atomic.Int64, suffixes ...string) func(*Config) {
 
 func (c *cluster) isGone(namespace, name string) bool { return !c.has(namespace, name) }
 
-// TestPauseIsBounded: whatever time a user has chosen, a task waits a while, and looks again within a day.
+// TestPauseIsBounded: a task waits for some time but not longer than a day, whatever time a user has chosen.
 func TestPauseIsBounded(t *testing.T) {
 	for _, after := range []time.Duration{0, -1, math.MinInt64, 1, time.Second, longestWait, math.MaxInt64 - 1, math.MaxInt64} {
 		got := pause(after)
@@ -104,8 +120,8 @@ func TestJobsOfUnknownEnd(t *testing.T) {
 	require.True(t, mortal)
 }
 
-// TestUnknownKindsCostNoDiscovery: however many objects name owners of kinds that are not served, one discovery serves
-// all of them. When one of the kinds is served, its object is looked at again.
+// TestUnknownKindsCostNoDiscovery: however many objects name owners of kinds that are not served, one discovery is
+// enough for all objects. When one of the kinds is served, its object is looked at again.
 func TestUnknownKindsCostNoDiscovery(t *testing.T) {
 	var discoveries atomic.Int64
 	c := newCluster(t, counted(&discoveries, "/apis"))
@@ -186,7 +202,7 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}), func(config *Config) {
-		config.IsRemote = func(v schema.GroupVersion) (bool, error) { return v.Group == "example.com", nil }
+		config.Server = remoteExample{config.Server}
 	})
 	c.createNamespace("n")
 	c.createNamespace("other")
@@ -214,20 +230,20 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 	require.LessOrEqual(t, longest.Load(), int64(remoteTimeout))
 }
 
-// TestNamespaceBesideARemoteServer: a namespace also loses the objects that a remote server has in it, whether the task
-// runs in the remote queue or in Once.
+// TestNamespaceBesideARemoteServer: the objects that a remote server has in a namespace are deleted with the namespace,
+// whether the task runs in the remote queue or in Once.
 func TestNamespaceBesideARemoteServer(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition() // stands for the resource that the remote server serves
 	asRemote := func(config *Config) {
-		config.IsRemote = func(v schema.GroupVersion) (bool, error) { return v.Group == "example.com", nil }
+		config.Server = remoteExample{config.Server}
 	}
 	for _, name := range []string{"run", "once"} {
 		c.createNamespace(name)
 		c.createWidget(name, "w")
 		c.restart(asRemote)
 		c.deleteNamespace(name)
-		_, err := c.do(t.Context(), task{namespaceTask, name})
+		_, err := c.do(t.Context(), task{kind: namespaceTask, namespace: name})
 		require.ErrorIs(t, err, errRemote)
 		_, err = c.do(t.Context(), collectTaskOf(dependents.Object{Group: "example.com", Resource: "widgets", Namespace: name, Name: "w"}))
 		require.ErrorIs(t, err, errRemote)
@@ -243,21 +259,21 @@ func TestNamespaceBesideARemoteServer(t *testing.T) {
 	}
 }
 
-// TestNamespacesTakeTurns: the tasks of one namespace do not all run before those of another.
+// TestNamespacesTakeTurns: the tasks of one namespace do not all run before the tasks of another namespace.
 func TestNamespacesTakeTurns(t *testing.T) {
 	q := newQueues()
 	defer q.shutDown()
 	for i := range 100 {
-		q.garbage.Add(task{collectTask, fmt.Sprintf("/configmaps/many/%d", i)})
+		q.garbage.Add(collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "many", Name: fmt.Sprint(i)}))
 	}
 	for i := range 3 {
-		q.garbage.Add(task{collectTask, fmt.Sprintf("/configmaps/few/%d", i)})
+		q.garbage.Add(collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "few", Name: fmt.Sprint(i)}))
 	}
 	require.Equal(t, 103, q.garbage.Len())
 	var order []string
 	for range 103 {
 		got, _ := q.garbage.Get()
-		order = append(order, strings.TrimPrefix(got.name, "/configmaps/"))
+		order = append(order, got.namespace+"/"+got.name)
 		q.garbage.Done(got)
 	}
 	require.Equal(t, []string{"many/0", "few/0", "many/1", "few/1", "many/2", "few/2", "many/3", "many/4"}, order[:8])

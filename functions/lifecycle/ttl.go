@@ -2,45 +2,51 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	bootstraputil "k8s.io/cluster-bootstrap/util/secrets"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
-// A finished Job with `ttlSecondsAfterFinished` and a bootstrap token with an expiration are deleted when their time
-// has come, as upstream's controllers do. If it has not come yet, the task waits for it.
+// The tasks here delete a finished Job with `ttlSecondsAfterFinished`, and a bootstrap token with an expiration, when
+// the object's time has come. Upstream's controllers do the same. Before that time, the task waits.
 
-// mortalsOf returns the task of an event of a Job, or of a Secret in the namespace of bootstrap tokens.
-func mortalsOf(e eventlog.Event) []task {
+// endsOf returns the task of an event of a Job, or of a Secret in the namespace of bootstrap tokens.
+func endsOf(e eventlog.Event) []task {
 	k := e.Key
 	switch {
 	case e.Op == eventlog.Deleted:
 	case k.Group == "batch" && k.Resource == "jobs":
-		return []task{taskOf(jobTask, k.Namespace, k.Name)}
+		return []task{{kind: jobTask, namespace: k.Namespace, name: k.Name}}
 	case k.Group == "" && k.Resource == "secrets" && k.Namespace == metav1.NamespaceSystem:
-		return []task{taskOf(tokenTask, k.Namespace, k.Name)}
+		return []task{{kind: tokenTask, namespace: k.Namespace, name: k.Name}}
 	}
 	return nil
 }
 
-// mortalsOfState returns the tasks of objects that will have to be deleted.
-func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
+// endsOfState returns the tasks of objects that will have to be deleted.
+func (l *Lifecycle) endsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
 	var tasks []task
 	jobs, err := l.client.BatchV1().Jobs("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list Jobs: %w", err)
 	}
 	for _, j := range jobs.Items {
-		if _, mortal := endOfJob(&j); mortal {
-			tasks = append(tasks, taskOf(jobTask, j.Namespace, j.Name))
+		if _, ends := endOfJob(&j); ends {
+			tasks = append(tasks, task{kind: jobTask, namespace: j.Namespace, name: j.Name})
 		}
 	}
 	tokens, err := l.client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(bootstrapapi.SecretTypeBootstrapToken)})
@@ -48,13 +54,13 @@ func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
 		return nil, fmt.Errorf("list bootstrap tokens: %w", err)
 	}
 	for _, s := range tokens.Items {
-		tasks = append(tasks, taskOf(tokenTask, s.Namespace, s.Name))
+		tasks = append(tasks, task{kind: tokenTask, namespace: s.Namespace, name: s.Name})
 	}
 	return tasks, nil
 }
 
 // endOfJob returns when a Job is to be deleted, if ever.
-func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
+func endOfJob(j *batchv1.Job) (end time.Time, ends bool) {
 	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
 		return time.Time{}, false
 	}
@@ -69,18 +75,18 @@ func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
 	return time.Time{}, false
 }
 
-// endJob deletes a Job whose time has come. Its Pods are deleted with it.
+// endJob deletes a Job whose time has come. The Job's Pods are deleted with the Job.
 func (l *Lifecycle) endJob(ctx context.Context, t task) error {
-	jobs := l.client.BatchV1().Jobs(objectNamespace(t))
-	j, err := jobs.Get(ctx, objectName(t), metav1.GetOptions{})
+	jobs := l.client.BatchV1().Jobs(t.namespace)
+	j, err := jobs.Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("get Job '%s': %w", t.name, err)
+		return fmt.Errorf("get Job '%s/%s': %w", t.namespace, t.name, err)
 	}
-	end, mortal := endOfJob(j)
-	if !mortal {
+	end, ends := endOfJob(j)
+	if !ends {
 		return nil
 	}
 	if err := l.await(ctx, end); err != nil {
@@ -92,13 +98,13 @@ func (l *Lifecycle) endJob(ctx context.Context, t task) error {
 
 // endToken deletes a bootstrap token whose time has come, or whose expiration cannot be parsed.
 func (l *Lifecycle) endToken(ctx context.Context, t task) error {
-	secrets := l.client.CoreV1().Secrets(objectNamespace(t))
-	s, err := secrets.Get(ctx, objectName(t), metav1.GetOptions{})
+	secrets := l.client.CoreV1().Secrets(t.namespace)
+	s, err := secrets.Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("get Secret '%s': %w", t.name, err)
+		return fmt.Errorf("get Secret '%s/%s': %w", t.namespace, t.name, err)
 	}
 	if s.Type != bootstrapapi.SecretTypeBootstrapToken || s.DeletionTimestamp != nil {
 		return nil
@@ -114,7 +120,7 @@ func (l *Lifecycle) endToken(ctx context.Context, t task) error {
 }
 
 // await returns nil if 'end' has come by the log's time. The clock of this process may be wrong, but it only decides
-// whether the log is asked.
+// whether the log is asked for its time.
 func (l *Lifecycle) await(ctx context.Context, end time.Time) error {
 	now := time.Now()
 	if !now.Before(end) {
@@ -124,7 +130,7 @@ func (l *Lifecycle) await(ctx context.Context, end time.Time) error {
 		}
 	}
 	if now.Before(end) {
-		return &NotYetError{After: end.Sub(now), Reason: fmt.Sprintf("its time comes at %s", end.UTC().Format(time.RFC3339))}
+		return &notYetError{After: end.Sub(now), Reason: fmt.Sprintf("its time comes at %s", end.UTC().Format(time.RFC3339))}
 	}
 	return nil
 }
@@ -135,11 +141,55 @@ func asSeen(o metav1.Object) *metav1.Preconditions {
 	return &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}
 }
 
-// ended filters the error of a deletion. It is not an error if the object is already gone, or has changed meanwhile:
-// the change makes an event.
+// ended filters the error of a deletion. An object that is already gone or has changed meanwhile is not an error: the
+// change makes an event.
 func ended(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return err
+}
+
+// ofAccounts selects the Secrets that hold tokens of service accounts.
+var ofAccounts = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeServiceAccountToken)).String()}
+
+// accountsOfState returns a task for each service account that a Secret with a token names.
+func (l *Lifecycle) accountsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
+	secrets, err := l.client.CoreV1().Secrets("").List(ctx, ofAccounts)
+	if err != nil {
+		return nil, fmt.Errorf("list the tokens of service accounts: %w", err)
+	}
+	accounts := map[task]bool{}
+	for _, s := range secrets.Items {
+		accounts[task{kind: accountTask, namespace: s.Namespace, name: s.Annotations[corev1.ServiceAccountNameKey]}] = true
+	}
+	return slices.Collect(maps.Keys(accounts)), nil
+}
+
+// revokeTokens deletes the Secrets that hold tokens of a service account that is gone, as upstream's token controller
+// does. The tokens became invalid when the account was deleted.
+func (l *Lifecycle) revokeTokens(ctx context.Context, t task) error {
+	account, err := l.client.CoreV1().ServiceAccounts(t.namespace).Get(ctx, t.name, metav1.GetOptions{})
+	gone := apierrors.IsNotFound(err)
+	if err != nil && !gone {
+		return fmt.Errorf("get service account '%s/%s': %w", t.namespace, t.name, err)
+	}
+	client := l.client.CoreV1().Secrets(t.namespace)
+	secrets, err := client.List(ctx, ofAccounts)
+	if err != nil {
+		return fmt.Errorf("list the tokens of service account '%s/%s': %w", t.namespace, t.name, err)
+	}
+	var failed []error
+	for i := range secrets.Items {
+		s := &secrets.Items[i]
+		uid := types.UID(s.Annotations[corev1.ServiceAccountUIDKey])
+		if s.Annotations[corev1.ServiceAccountNameKey] != t.name || !gone && (uid == "" || uid == account.UID) {
+			continue
+		}
+		err := client.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: asSeen(s)})
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete token '%s' of service account '%s/%s': %w", s.Name, t.namespace, t.name, err))
+		}
+	}
+	return errors.Join(failed...)
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// job creates a Job, as a finished one if 'finished' is set.
+// job creates a Job, which is already finished if 'finished' is set.
 func (c *cluster) job(name string, ttl *int32, finished bool) *batchv1.Job {
 	c.Helper()
 	jobs := c.client.BatchV1().Jobs("n")
@@ -40,8 +40,8 @@ func (c *cluster) job(name string, ttl *int32, finished bool) *batchv1.Job {
 	return j
 }
 
-// TestFinishedJobs: a Job is deleted when its TTL after its end has passed, and not before, whether the lifecycle sees
-// its end or finds it later.
+// TestFinishedJobs: a finished Job is deleted when its TTL has passed, and not before, whether the lifecycle sees the
+// Job finish or finds the finished Job later.
 func TestFinishedJobs(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")

@@ -9,32 +9,51 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-helpers/storage/ephemeral"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 	"k8s.io/utils/ptr"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/projection"
 )
 
 // The admission plugin StorageObjectInUseProtection gives each claim, each volume and each VolumeAttributesClass a
-// finalizer. The tasks here remove it once nothing uses the deleted object, as upstream's protection controllers do.
+// finalizer. The tasks here remove this finalizer once nothing uses the deleted object, as upstream's protection
+// controllers do.
 
-// volumesOf returns the tasks of an event: for a claim, volume or class that has changed, for claims that wait for the
-// Pods of a namespace, and for classes that wait for claims and volumes.
+// protected has the resources whose objects have such a finalizer. 'used' says whether an object is in use.
+var protected = map[kind]struct {
+	resource  schema.GroupVersionResource
+	finalizer string
+	used      func(*Lifecycle, context.Context, *unstructured.Unstructured) (bool, error)
+}{
+	claimTask: {corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"),
+		volumeutil.PVCProtectionFinalizer, (*Lifecycle).usesClaim},
+	volumeTask: {corev1.SchemeGroupVersion.WithResource("persistentvolumes"),
+		volumeutil.PVProtectionFinalizer, isBound},
+	attributesTask: {storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses"),
+		volumeutil.VACProtectionFinalizer, (*Lifecycle).usesAttributes},
+}
+
+// volumesOf returns the tasks of an event. Such a task is for a claim, volume or class that has changed, for a claim
+// that waits for the Pods of a namespace, or for a class that waits for claims and volumes.
 func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
 	waits := func(t task) bool { return t.kind == attributesTask }
 	switch k.Group + "/" + k.Resource {
 	case "/persistentvolumeclaims":
-		tasks = append(tasks, taskOf(claimTask, k.Namespace, k.Name))
+		tasks = append(tasks, task{kind: claimTask, namespace: k.Namespace, name: k.Name})
 	case "/persistentvolumes":
-		tasks = append(tasks, task{volumeTask, k.Name})
+		tasks = append(tasks, task{kind: volumeTask, name: k.Name})
 	case "/pods":
-		waits = func(t task) bool { return t.kind == claimTask && k.Namespace == objectNamespace(t) }
+		waits = func(t task) bool { return t.kind == claimTask && k.Namespace == t.namespace }
 	case "storage.k8s.io/volumeattributesclasses":
-		return []task{{attributesTask, k.Name}}
+		return []task{{kind: attributesTask, name: k.Name}}
 	default:
 		return nil
 	}
@@ -52,73 +71,66 @@ func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 }
 
 // volumesOfState returns the tasks of claims, volumes and classes that are being deleted.
-func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
+func (l *Lifecycle) volumesOfState(ctx context.Context, _ *projection.View) ([]task, error) {
 	var tasks []task
-	claims, err := l.client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list claims of volumes: %w", err)
-	}
-	for _, c := range claims.Items {
-		if c.DeletionTimestamp != nil {
-			tasks = append(tasks, taskOf(claimTask, c.Namespace, c.Name))
+	for kind, p := range protected {
+		all, err := l.metadata.Resource(p.resource).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", p.resource.Resource, err)
 		}
-	}
-	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list volumes: %w", err)
-	}
-	for _, v := range volumes.Items {
-		if v.DeletionTimestamp != nil {
-			tasks = append(tasks, task{volumeTask, v.Name})
-		}
-	}
-	classes, err := l.client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list VolumeAttributesClasses: %w", err)
-	}
-	for _, c := range classes.Items {
-		if c.DeletionTimestamp != nil {
-			tasks = append(tasks, task{attributesTask, c.Name})
+		for _, item := range all.Items {
+			if item.DeletionTimestamp != nil {
+				tasks = append(tasks, task{kind: kind, namespace: item.Namespace, name: item.Name})
+			}
 		}
 	}
 	return tasks, nil
 }
 
-// releaseClaim removes the finalizer of a claim that is being deleted, once no Pod uses it any more.
-func (l *Lifecycle) releaseClaim(ctx context.Context, t task) error {
-	namespace, name := objectNamespace(t), objectName(t)
-	client := l.client.CoreV1().PersistentVolumeClaims(namespace)
-	claim, err := client.Get(ctx, name, metav1.GetOptions{})
+// release removes the finalizer of an object that is being deleted, once nothing uses the object any more.
+func (l *Lifecycle) release(ctx context.Context, t task) error {
+	p := protected[t.kind]
+	client := l.dynamic.Resource(p.resource).Namespace(t.namespace)
+	item, err := client.Get(ctx, t.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("get claim '%s': %w", t.name, err)
+		return fmt.Errorf("get %s: %w", t, err)
 	}
-	waits := err == nil && claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, volumeutil.PVCProtectionFinalizer)
-	l.remember(t, waits) // before the look at the Pods
+	waits := err == nil && item.GetDeletionTimestamp() != nil && slices.Contains(item.GetFinalizers(), p.finalizer)
+	l.remember(t, waits) // before the users of the object are read
 	if !waits {
 		return nil
 	}
-	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list pods: %w", err)
-	}
-	for i := range pods.Items {
-		if uses(&pods.Items[i], claim) {
-			return nil
-		}
-	}
-	if ctx, err = l.because(ctx, dependents.Object{Resource: "persistentvolumeclaims", Namespace: namespace, Name: name, UID: claim.UID}); err != nil {
+	used, err := p.used(l, ctx, item)
+	if err != nil || used {
 		return err
 	}
-	claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == volumeutil.PVCProtectionFinalizer })
-	_, err = client.Update(ctx, claim, metav1.UpdateOptions{})
+	o := dependents.Object{Group: p.resource.Group, Resource: p.resource.Resource, Namespace: t.namespace, Name: t.name, UID: item.GetUID()}
+	if ctx, err = l.because(ctx, o); err != nil {
+		return err
+	}
+	item.SetFinalizers(slices.DeleteFunc(item.GetFinalizers(), func(f string) bool { return f == p.finalizer }))
+	_, err = client.Update(ctx, item, metav1.UpdateOptions{}) // these controllers have no right to patch
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("release claim '%s': %w", t.name, err)
+		return fmt.Errorf("release %s: %w", t, err)
 	}
 	return nil
 }
 
-// uses says whether a Pod uses a claim that is being deleted. A Pod without a node does not: it will not be started
-// with the claim any more.
+// usesClaim says whether a Pod uses a claim.
+func (l *Lifecycle) usesClaim(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, claim); err != nil {
+		return false, err
+	}
+	pods, err := l.client.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list pods: %w", err)
+	}
+	return slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return uses(&pod, claim) }), nil
+}
+
+// uses says whether a Pod uses a claim that is being deleted. A Pod without a node does not use the claim: the Pod will
+// not be started with the claim any more.
 func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if pod.Spec.NodeName == "" {
 		return false
@@ -130,62 +142,16 @@ func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// releaseVolume removes the finalizer of a volume that is being deleted, once it is not bound any more.
-func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
-	client := l.client.CoreV1().PersistentVolumes()
-	volume, err := client.Get(ctx, t.name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("get volume '%s': %w", t.name, err)
-	}
-	if volume.DeletionTimestamp == nil || volume.Status.Phase == corev1.VolumeBound || !slices.Contains(volume.Finalizers, volumeutil.PVProtectionFinalizer) {
-		return nil
-	}
-	if ctx, err = l.because(ctx, dependents.Object{Resource: "persistentvolumes", Name: t.name, UID: volume.UID}); err != nil {
-		return err
-	}
-	volume.Finalizers = slices.DeleteFunc(volume.Finalizers, func(f string) bool { return f == volumeutil.PVProtectionFinalizer })
-	_, err = client.Update(ctx, volume, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("release volume '%s': %w", t.name, err)
-	}
-	return nil
+// isBound says whether a volume is bound to a claim.
+func isBound(_ *Lifecycle, _ context.Context, volume *unstructured.Unstructured) (bool, error) {
+	phase, _, err := unstructured.NestedString(volume.Object, "status", "phase")
+	return phase == string(corev1.VolumeBound), err
 }
 
-// releaseAttributes removes the finalizer of a VolumeAttributesClass that is being deleted, once no volume and no claim
-// names it any more.
-func (l *Lifecycle) releaseAttributes(ctx context.Context, t task) error {
-	client := l.client.StorageV1().VolumeAttributesClasses()
-	class, err := client.Get(ctx, t.name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("get VolumeAttributesClass '%s': %w", t.name, err)
-	}
-	waits := err == nil && class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, volumeutil.VACProtectionFinalizer)
-	l.remember(t, waits) // before the look at what may use it
-	if !waits {
-		return nil
-	}
-	used, err := l.usesAttributes(ctx, t.name)
-	if err != nil || used {
-		return err
-	}
-	o := dependents.Object{Group: storagev1.GroupName, Resource: "volumeattributesclasses", Name: t.name, UID: class.UID}
-	if ctx, err = l.because(ctx, o); err != nil {
-		return err
-	}
-	class.Finalizers = slices.DeleteFunc(class.Finalizers, func(f string) bool { return f == volumeutil.VACProtectionFinalizer })
-	_, err = client.Update(ctx, class, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("release VolumeAttributesClass '%s': %w", t.name, err)
-	}
-	return nil
-}
-
-// usesAttributes says whether a volume has the attributes of a class, or a claim has them, wants them or is getting
-// them.
-func (l *Lifecycle) usesAttributes(ctx context.Context, class string) (bool, error) {
+// usesAttributes says whether a volume has the attributes of a class, or whether a claim has, wants or is getting these
+// attributes.
+func (l *Lifecycle) usesAttributes(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
+	class := item.GetName()
 	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("list volumes: %w", err)

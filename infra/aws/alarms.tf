@@ -10,7 +10,28 @@ resource "aws_sns_topic_subscription" "alarms" {
 }
 
 locals {
+  log_alarms = merge([for zone in local.log_zones : {
+    "${zone}-away" = {
+      says      = "The log's server in ${zone} is away, or JetStream on it is not healthy. Look at its log."
+      namespace = "Logplane", metric = "nats_unhealthy", statistic = "Minimum", above = 0, minutes = 5
+      missing   = "breaching"
+      of        = { Server = "log-${zone}" }
+    }
+    "${zone}-disk" = {
+      says      = "The disk of the log's server in ${zone} is 80 % full: no projector purges the log, or log_gib is too small."
+      namespace = "Logplane", metric = "nats_disk_percent", statistic = "Maximum", above = 80, minutes = 5
+      missing   = "notBreaching"
+      of        = { Server = "log-${zone}" }
+    }
+  }]...)
+
   alarms = {
+    quorum = {
+      says      = "No server of the log is healthy: it has no quorum, and nothing can be read or written."
+      namespace = "Logplane", metric = "nats_unhealthy", statistic = "Minimum", above = 0, minutes = 5
+      missing   = "breaching"
+      of        = {}
+    }
     lag = {
       says      = "The snapshot is more than 10 s behind the log: no projector commits. Look at its log."
       namespace = "Logplane", metric = "logplane_projection_lag_seconds", statistic = "Minimum", above = 10, minutes = 5
@@ -51,7 +72,7 @@ locals {
 }
 
 resource "aws_cloudwatch_metric_alarm" "cell" {
-  for_each            = local.alarms
+  for_each            = merge(local.alarms, local.log_alarms)
   alarm_name          = "${var.name}-${each.key}"
   alarm_description   = each.value.says
   namespace           = each.value.namespace

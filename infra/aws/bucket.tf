@@ -161,3 +161,14 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 }
+
+# One key for everything that is stored.
+resource "aws_kms_key" "cell" {
+  description         = "Logplane cell ${var.name}"
+  enable_key_rotation = true
+}
+
+resource "aws_kms_alias" "cell" {
+  name          = "alias/${var.name}"
+  target_key_id = aws_kms_key.cell.key_id
+}

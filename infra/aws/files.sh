@@ -1,14 +1,15 @@
 #!/bin/sh
 # Makes the files of a cell, and gives them to AWS.
 #
-#   files.sh make FOLDER LOG [API]  makes what is missing in the folder. LOG are the names of the log's servers, as in
-#                                   'DNS:*.logplane.internal'. API are those of processes that show clients a certificate
-#   files.sh upload FOLDER SECRET   writes them to Secrets Manager and to a Lambda layer, and prints the layer's ARN
+#   files.sh make FOLDER LOG [API]  makes the missing files in the folder. LOG are the names of the log's servers, as in
+#                                   'DNS:*.logplane.internal'. API are the names of processes that show clients a
+#                                   certificate
+#   files.sh upload FOLDER SECRET   writes the files to Secrets Manager, and prints the version of the secret
 #
-# Keep the folder where you keep keys: what is not in the secret is the authority's key, with which others could be made.
+# Files that you add to the folder are in the secret, too. Keep the folder where you keep keys: the authority's key, with
+# which more certificates could be made, is only in the folder.
 set -eu
 umask 077
-files="nats.crt nats.key nats-ca.crt tokens.csv service-account.key logplane-password subscriber-password"
 
 pair() { # file, names
   [ ! -e "$1.crt" ] || return 0
@@ -35,23 +36,18 @@ make_files() {
 
 upload() {
   cd "$1"
-  # shellcheck disable=SC2086
-  python3 - $files > secret.json <<'PYTHON'
-import json, sys
-print(json.dumps({name: open(name).read() for name in sys.argv[1:]}))
+  secret=$(mktemp)
+  trap 'rm -f "$secret"' EXIT
+  python3 - > "$secret" <<'PYTHON'
+import json, os, sys
+names = [name for name in sorted(os.listdir(".")) if name not in ("ca.key", "ca.srl") and not name.startswith(".")]
+value = json.dumps({name: open(name).read() for name in names})
+if len(value) > 65536:
+    sys.exit("the files have %d bytes, and a secret has 65536 at most: take files out of the folder" % len(value))
+print(value, end="")
 PYTHON
-  aws secretsmanager put-secret-value --secret-id "$2" --secret-string file://secret.json > /dev/null 2>&1 ||
-    aws secretsmanager create-secret --name "$2" --secret-string file://secret.json > /dev/null
-  python3 - <<'PYTHON'
-import zipfile
-with zipfile.ZipFile("layer.zip", "w") as layer:
-    for name in ("nats-ca.crt", "tokens.csv", "service-account.key"):
-        info = zipfile.ZipInfo("logplane/" + name)
-        info.external_attr = 0o644 << 16 # a function is nobody in particular
-        layer.writestr(info, open(name).read())
-PYTHON
-  aws lambda publish-layer-version --layer-name "$(echo "$2" | tr / -)" --zip-file fileb://layer.zip --query LayerVersionArn --output text
-  rm secret.json layer.zip
+  aws secretsmanager describe-secret --secret-id "$2" > /dev/null 2>&1 || aws secretsmanager create-secret --name "$2" > /dev/null
+  aws secretsmanager put-secret-value --secret-id "$2" --secret-string "file://$secret" --query VersionId --output text
 }
 
 case "${1-} $#" in

@@ -37,6 +37,7 @@ resource "aws_cloudfront_distribution" "front" {
   is_ipv6_enabled = true
   http_version    = "http2"
   aliases         = [var.domain]
+  web_acl_id      = var.web_acl == "managed" ? aws_wafv2_web_acl.front["managed"].arn : var.web_acl
 
   origin {
     origin_id   = "api"
@@ -51,14 +52,14 @@ resource "aws_cloudfront_distribution" "front" {
     }
   }
 
-  # A watch without a change for this time is cut off, and its client opens another where it was. Sixty seconds are the
-  # most without a request to AWS; a bookmark comes about once a minute.
+  # A watch that sends nothing for this time is cut off, and its client opens another where it was. AWS permits 120 s, and
+  # a watch that asks for bookmarks, as controllers do, sends one a minute.
   origin {
     origin_id   = "watcher"
     domain_name = local.watcher_domain
     vpc_origin_config {
       vpc_origin_id            = aws_cloudfront_vpc_origin.watcher.id
-      origin_read_timeout      = 60
+      origin_read_timeout      = 120
       origin_keepalive_timeout = 60
     }
   }
@@ -76,6 +77,15 @@ resource "aws_cloudfront_distribution" "front" {
     }
   }
 
+  # By default CloudFront repeats an error for ten seconds: a 503 with Retry-After would outlast its cause.
+  dynamic "custom_error_response" {
+    for_each = [400, 403, 404, 405, 414, 416, 500, 501, 502, 503, 504]
+    content {
+      error_code            = custom_error_response.value
+      error_caching_min_ttl = 0
+    }
+  }
+
   restrictions {
     geo_restriction {
       restriction_type = "none"
@@ -86,6 +96,59 @@ resource "aws_cloudfront_distribution" "front" {
     acm_certificate_arn      = aws_acm_certificate_validation.front.certificate_arn
     ssl_support_method       = "sni-only"
     minimum_protocol_version = "TLSv1.2_2021"
+  }
+}
+
+# A rule that looks at bodies, such as one of AWS's common rules, would refuse objects.
+resource "aws_wafv2_web_acl" "front" {
+  for_each = toset(var.web_acl == "managed" ? ["managed"] : [])
+  provider = aws.front
+  name     = "${var.name}-${each.key}"
+  scope    = "CLOUDFRONT"
+  default_action {
+    allow {}
+  }
+  rule {
+    name     = "reputation"
+    priority = 0
+    override_action {
+      none {}
+    }
+    statement {
+      managed_rule_group_statement {
+        vendor_name = "AWS"
+        name        = "AWSManagedRulesAmazonIpReputationList"
+      }
+    }
+    visibility_config {
+      cloudwatch_metrics_enabled = true
+      metric_name                = "${var.name}-reputation"
+      sampled_requests_enabled   = false
+    }
+  }
+  # 200 requests a second from one address, over five minutes.
+  rule {
+    name     = "rate"
+    priority = 1
+    action {
+      block {}
+    }
+    statement {
+      rate_based_statement {
+        limit              = 60000
+        aggregate_key_type = "IP"
+      }
+    }
+    visibility_config {
+      cloudwatch_metrics_enabled = true
+      metric_name                = "${var.name}-rate"
+      sampled_requests_enabled   = false
+    }
+  }
+  visibility_config {
+    cloudwatch_metrics_enabled = true
+    metric_name                = var.name
+    sampled_requests_enabled   = false
   }
 }
 

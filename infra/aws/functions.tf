@@ -7,20 +7,28 @@ locals {
     expiry    = { memory = 1024, seconds = 300, every = "1 hour", policy = data.aws_iam_policy_document.expiry.json }
   }
 
-  # What every process of the cell is told.
-  environment = {
-    LOGPLANE_BUCKET       = "s3://${aws_s3_bucket.cell.bucket}/${var.prefix}"
-    LOGPLANE_S3_REGION    = var.region
-    LOGPLANE_NATS_CA_FILE = "/opt/logplane/nats-ca.crt"
-  }
+  # What every process of the cell is told. It writes the files of the secret to /tmp/logplane when it starts.
+  environment = { for name, value in {
+    LOGPLANE_FILES_SECRET       = data.aws_secretsmanager_secret.files.arn
+    LOGPLANE_NATS               = join(",", [for zone in local.log_zones : "tls://logplane@${local.log_names[zone]}:4222"])
+    LOGPLANE_NATS_CA_FILE       = "/tmp/logplane/nats-ca.crt"
+    LOGPLANE_NATS_PASSWORD_FILE = "/tmp/logplane/logplane-password"
+    LOGPLANE_BUCKET             = "s3://${aws_s3_bucket.cell.bucket}/${var.prefix}"
+    LOGPLANE_S3_REGION          = var.region
+    LOGPLANE_HISTORY            = var.history
+    FILES_VERSION               = var.files_version # another one ends the processes that have the old files
+  } : name => value if value != null }
 
-  # What processes that serve clients are told besides. The layer with the files is below /opt.
-  serving_environment = {
-    LOGPLANE_TOKEN_AUTH_FILE                  = "/opt/logplane/tokens.csv"
+  # What processes that serve clients are told besides.
+  serving_environment = { for name, value in {
+    LOGPLANE_TOKEN_AUTH_FILE                  = "/tmp/logplane/tokens.csv"
     LOGPLANE_SERVICE_ACCOUNT_ISSUER           = "https://${var.domain}"
-    LOGPLANE_SERVICE_ACCOUNT_SIGNING_KEY_FILE = "/opt/logplane/service-account.key"
+    LOGPLANE_SERVICE_ACCOUNT_SIGNING_KEY_FILE = "/tmp/logplane/service-account.key"
     LOGPLANE_EXTERNAL_ADDRESS                 = "${var.domain}:443"
-  }
+    LOGPLANE_AUTHENTICATION_CONFIG            = var.authentication_config == null ? null : "/tmp/logplane/${var.authentication_config}"
+    LOGPLANE_AUDIT_POLICY_FILE                = var.audit_policy == null ? null : "/tmp/logplane/${var.audit_policy}"
+    LOGPLANE_AUDIT_LOG_PATH                   = var.audit_policy == null ? null : "-"
+  } : name => value if value != null }
 
   # The function redirects a watch that reaches its own URL to CloudFront, which sends watches to the watchers.
   api_environment = {
@@ -28,10 +36,14 @@ locals {
     LOGPLANE_FUNCTION_URL_INVOKE_MODE = var.invoke_mode
   }
 
-  # A machine puts the password where PASSWORD is.
-  machine_environment = join("", [for name, value in merge(local.environment, local.serving_environment, {
-    LOGPLANE_NATS = join(",", [for zone in var.zones : "tls://logplane:PASSWORD@${local.log_names[zone]}:4222"])
-  }) : "${name}=${value}\n"])
+  # What var.flags tells each command.
+  more = { for command in ["api", "projector", "lifecycle", "expiry", "watcher", "init"] : command => {
+    for flag, value in merge(lookup(var.flags, "all", {}), lookup(var.flags, command, {})) : "LOGPLANE_${upper(replace(flag, "-", "_"))}" => value
+  } }
+
+  machine_environments = { for command in ["init", "watcher", "projector"] : command => join("\n", [
+    for name, value in merge(local.environment, local.serving_environment, local.more[command]) : "${name}=${value}"
+  ]) }
 }
 
 resource "aws_lambda_function" "cell" {
@@ -44,13 +56,13 @@ resource "aws_lambda_function" "cell" {
   handler       = each.key
   s3_bucket     = var.artifacts
   s3_key        = "${var.release}/bootstrap.zip"
-  layers        = [var.files_layer]
   memory_size   = each.value.memory
   timeout       = each.value.seconds
   kms_key_arn   = aws_kms_key.cell.arn
+  # Jobs run with what other functions of the account leave.
+  reserved_concurrent_executions = each.key == "api" ? var.api_concurrency : -1
   environment {
-    variables = merge(local.environment, { LOGPLANE_NATS = local.log_url },
-    each.key == "api" ? merge(local.serving_environment, local.api_environment) : {})
+    variables = merge(local.environment, each.key == "api" ? merge(local.serving_environment, local.api_environment) : {}, local.more[each.key])
   }
   vpc_config {
     subnet_ids         = [for zone in var.zones : aws_subnet.private[zone].id]
@@ -70,8 +82,10 @@ resource "aws_cloudwatch_log_group" "machines" {
   retention_in_days = 30
 }
 
-# Anybody may call the URL, as anybody may reach an API server: Logplane asks for credentials. AWS's own signature would
-# take the place of the Authorization header, in which Kubernetes' clients have theirs.
+# Anybody may call the URL, as anybody may reach an API server: Logplane asks for credentials, and api_concurrency bounds
+# what strangers cost. AWS's own signature (AWS_IAM with an origin access control) is impossible: it takes the place of
+# the Authorization header, in which Kubernetes' clients have theirs, and for a body the client itself would have to send
+# x-amz-content-sha256.
 resource "aws_lambda_function_url" "api" {
   function_name      = aws_lambda_function.cell["api"].function_name
   authorization_type = "NONE"

@@ -1,17 +1,18 @@
-# The log: three NATS servers, one in each zone, each with a disk of its own. JetStream acknowledges a write when two of
-# them have synced it, so it wants a disk and not a shared file system; a disk outlives its machine.
+# The log: three NATS servers, one in each zone, each with a disk of its own, or one. JetStream acknowledges a write when
+# two of three have synced it, so it wants a disk and not a shared file system; a disk outlives its machine.
 locals {
-  log_names = { for zone in var.zones : zone => "log-${zone}.${aws_route53_zone.private.name}" }
+  log_zones = toset(slice(var.zones, 0, var.log_servers))
+  log_names = { for zone in local.log_zones : zone => "log-${zone}.${aws_route53_zone.private.name}" }
 
   # What nats-server reads. infra/check renders the same and starts three servers with it.
-  log_configuration = { for zone in var.zones : zone => templatefile("${path.module}/machine/nats.conf.tftpl", {
+  log_configuration = { for zone in local.log_zones : zone => templatefile("${path.module}/machine/nats.conf.tftpl", {
     name   = "log-${zone}"
     folder = "/var/lib/logplane"
     files  = "/etc/logplane"
     client = "0.0.0.0:4222"
     peer   = "0.0.0.0:6222"
     health = "127.0.0.1:8222"
-    routes = [for other in var.zones : "nats-route://${local.log_names[other]}:6222"]
+    routes = [for other in local.log_zones : "nats-route://${local.log_names[other]}:6222"]
   }) }
 }
 
@@ -27,7 +28,7 @@ resource "aws_route53_zone" "private" {
 }
 
 resource "aws_route53_record" "log" {
-  for_each = local.zones
+  for_each = local.log_zones
   zone_id  = aws_route53_zone.private.zone_id
   name     = local.log_names[each.key]
   type     = "A"
@@ -70,13 +71,14 @@ resource "aws_vpc_security_group_egress_rule" "log" {
 }
 
 resource "aws_instance" "log" {
-  for_each               = local.zones
+  for_each               = local.log_zones
   ami                    = data.aws_ssm_parameter.machine_image.value
   instance_type          = var.log_machine
   subnet_id              = aws_subnet.private[each.key].id
   vpc_security_group_ids = [aws_security_group.log.id]
   iam_instance_profile   = aws_iam_instance_profile.machine["log"].name
   user_data = templatefile("${path.module}/machine/log.sh.tftpl", {
+    name          = "log-${each.key}"
     artifacts     = var.artifacts
     release       = var.release
     secret        = var.secret
@@ -85,6 +87,8 @@ resource "aws_instance" "log" {
     authorization = file("${path.module}/machine/authorization.conf")
     agent         = templatefile("${path.module}/machine/agent.json.tftpl", { group = aws_cloudwatch_log_group.machines.name, projects = false })
   })
+  # Its script needs these when it begins.
+  depends_on = [aws_iam_role_policy.files, aws_iam_role_policy.machine, aws_vpc_endpoint.s3, aws_vpc_endpoint.service, aws_route.internet]
   # A new image or script takes effect when you replace the machine, one after the other: see README.md.
   lifecycle {
     ignore_changes = [ami, user_data]
@@ -101,7 +105,7 @@ resource "aws_instance" "log" {
 
 # gp3's base of 3,000 writes a second is some 1,000 synced appends a second.
 resource "aws_ebs_volume" "log" {
-  for_each          = local.zones
+  for_each          = local.log_zones
   availability_zone = each.key
   size              = var.log_gib
   type              = "gp3"
@@ -114,7 +118,7 @@ resource "aws_ebs_volume" "log" {
 }
 
 resource "aws_volume_attachment" "log" {
-  for_each    = local.zones
+  for_each    = local.log_zones
   device_name = "/dev/sdf"
   volume_id   = aws_ebs_volume.log[each.key].id
   instance_id = aws_instance.log[each.key].id

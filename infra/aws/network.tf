@@ -1,4 +1,5 @@
-# Functions and machines have no way to the internet, and need none: what they ask of AWS goes through endpoints.
+# Functions and machines have no way to the internet unless var.internet opens one, and nothing leads in: what they ask of
+# AWS goes through endpoints.
 locals {
   zones = { for i, zone in var.zones : zone => i }
 }
@@ -18,8 +19,8 @@ resource "aws_subnet" "private" {
   tags              = { Name = "${var.name}-${each.key}" }
 }
 
-# CloudFront reaches a load balancer in a private network only where the VPC has one of these. Nothing is routed to it.
-resource "aws_internet_gateway" "unused" {
+# CloudFront reaches a load balancer in a private network only where the VPC has one of these. Only a NAT gateway uses it.
+resource "aws_internet_gateway" "front" {
   vpc_id = aws_vpc.cell.id
   tags   = { Name = "${var.name}-required-by-cloudfront" }
 }
@@ -33,6 +34,22 @@ resource "aws_route_table_association" "private" {
   for_each       = aws_subnet.private
   subnet_id      = each.value.id
   route_table_id = aws_route_table.private.id
+}
+
+# One gateway that is in every zone which has traffic.
+resource "aws_nat_gateway" "internet" {
+  for_each          = toset(var.internet ? ["internet"] : [])
+  availability_mode = "regional"
+  vpc_id            = aws_vpc.cell.id
+  tags              = { Name = "${var.name}-${each.key}" }
+  depends_on        = [aws_internet_gateway.front]
+}
+
+resource "aws_route" "internet" {
+  for_each               = aws_nat_gateway.internet
+  route_table_id         = aws_route_table.private.id
+  destination_cidr_block = "0.0.0.0/0"
+  nat_gateway_id         = each.value.id
 }
 
 # Buckets, without a charge for traffic: only those of this account, and that of Amazon Linux's packages.
@@ -68,15 +85,15 @@ data "aws_iam_policy_document" "s3_endpoint" {
   }
 }
 
-# Machines read their secrets, write their logs, ring the doorbell, and are reached by Session Manager. Each endpoint is in
-# one zone: the loss of that zone stops none of what runs.
+# Processes read their secret when they start, and machines write their logs and ring the doorbell: in every zone that has
+# a server of the log, so that the loss of a zone stops nothing in the others. With a NAT gateway they are not needed.
 resource "aws_vpc_endpoint" "service" {
-  for_each            = toset(["secretsmanager", "logs", "sqs", "ssm", "ssmmessages", "ec2messages"])
+  for_each            = toset(var.internet ? [] : ["secretsmanager", "logs", "sqs"])
   vpc_id              = aws_vpc.cell.id
   service_name        = "com.amazonaws.${var.region}.${each.key}"
   vpc_endpoint_type   = "Interface"
   private_dns_enabled = true
-  subnet_ids          = [aws_subnet.private[var.zones[0]].id]
+  subnet_ids          = [for zone in local.log_zones : aws_subnet.private[zone].id]
   security_group_ids  = [aws_security_group.endpoints.id]
 }
 
@@ -93,6 +110,38 @@ resource "aws_vpc_security_group_ingress_rule" "endpoints" {
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443
+}
+
+# Operators reach machines by 'aws ec2-instance-connect ssh', which costs nothing. A VPC has one such endpoint at most.
+resource "aws_ec2_instance_connect_endpoint" "operators" {
+  subnet_id          = aws_subnet.private[var.zones[0]].id
+  security_group_ids = [aws_security_group.operators.id]
+  preserve_client_ip = false
+}
+
+resource "aws_security_group" "operators" {
+  name        = "${var.name}-operators"
+  description = "Operators who log in to machines"
+  vpc_id      = aws_vpc.cell.id
+}
+
+resource "aws_vpc_security_group_egress_rule" "operators" {
+  security_group_id = aws_security_group.operators.id
+  description       = "SSH to the machines"
+  cidr_ipv4         = var.network
+  ip_protocol       = "tcp"
+  from_port         = 22
+  to_port           = 22
+}
+
+resource "aws_vpc_security_group_ingress_rule" "operators" {
+  for_each                     = { log = aws_security_group.log.id, watcher = aws_security_group.watcher.id }
+  security_group_id            = each.value
+  description                  = "Operators"
+  referenced_security_group_id = aws_security_group.operators.id
+  ip_protocol                  = "tcp"
+  from_port                    = 22
+  to_port                      = 22
 }
 
 # Whoever is a member of this group may speak to the log.

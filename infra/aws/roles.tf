@@ -133,6 +133,21 @@ resource "aws_iam_role_policy" "function" {
   policy   = each.value.policy
 }
 
+# Whoever runs Logplane reads the files of the cell, and no other secret.
+data "aws_iam_policy_document" "files" {
+  statement {
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = [data.aws_secretsmanager_secret.files.arn]
+  }
+}
+
+resource "aws_iam_role_policy" "files" {
+  for_each = merge(aws_iam_role.function, aws_iam_role.machine)
+  name     = "files"
+  role     = each.value.id
+  policy   = data.aws_iam_policy_document.files.json
+}
+
 # Logs, and the network interfaces of a function in a VPC.
 resource "aws_iam_role_policy_attachment" "function" {
   for_each   = local.functions
@@ -171,15 +186,11 @@ resource "aws_iam_role_policy" "rings" {
   policy = data.aws_iam_policy_document.rings.json
 }
 
-# What a machine needs to begin: its program, its files, and a place for its log.
+# What a machine needs to begin: its program, and a place for its log.
 data "aws_iam_policy_document" "machine" {
   statement {
     actions   = ["s3:GetObject"]
     resources = ["arn:${data.aws_partition.current.partition}:s3:::${var.artifacts}/${var.release}/*"]
-  }
-  statement {
-    actions   = ["secretsmanager:GetSecretValue"]
-    resources = [data.aws_secretsmanager_secret.files.arn]
   }
   statement {
     actions   = ["logs:CreateLogStream", "logs:PutLogEvents"]
@@ -192,12 +203,6 @@ resource "aws_iam_role_policy" "machine" {
   name     = "machine"
   role     = each.value.id
   policy   = data.aws_iam_policy_document.machine.json
-}
-
-resource "aws_iam_role_policy_attachment" "machine" {
-  for_each   = aws_iam_role.machine
-  role       = each.value.name
-  policy_arn = "arn:${data.aws_partition.current.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
 }
 
 resource "aws_iam_instance_profile" "machine" {

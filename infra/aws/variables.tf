@@ -14,11 +14,11 @@ variable "region" {
 }
 
 variable "zones" {
-  description = "Three availability zones of the region, one for each server of the log"
+  description = "Three availability zones of the region; the servers of the log are in the first ones"
   type        = list(string)
   validation {
     condition     = length(var.zones) == 3 && length(distinct(var.zones)) == 3
-    error_message = "There must be three different zones: the log has three copies."
+    error_message = "There must be three different zones."
   }
 }
 
@@ -64,8 +64,8 @@ variable "secret" {
   default     = "logplane/files"
 }
 
-variable "files_layer" {
-  description = "ARN of the version of the Lambda layer with the files of the secret, which files.sh printed"
+variable "files_version" {
+  description = "Version of the secret, which files.sh printed: another one begins functions and watchers that read the secret again"
   type        = string
 }
 
@@ -91,14 +91,24 @@ variable "function_memory" {
   default     = 1024
 }
 
+variable "log_servers" {
+  description = "How many servers the log has: 3, or 1, with which the cell pauses and with whose disk the last second is lost"
+  type        = number
+  default     = 3
+  validation {
+    condition     = contains([1, 3], var.log_servers)
+    error_message = "It must be 1 or 3."
+  }
+}
+
 variable "log_machine" {
-  description = "Type of the three EC2 machines of the log, of the architecture"
+  description = "Type of the EC2 machines of the log, of the architecture"
   type        = string
   default     = "t4g.small"
 }
 
 variable "log_gib" {
-  description = "Size of each of the three disks of the log, in GiB"
+  description = "Size of each disk of the log, in GiB"
   type        = number
   default     = 20
 }
@@ -129,4 +139,50 @@ variable "alarm_email" {
 variable "budget" {
   description = "What the account may cost in a month, in US dollars, before you are told"
   type        = number
+}
+
+variable "history" {
+  description = "How long every version of every object is kept, such as '720h'; without it, a week"
+  type        = string
+  default     = null
+}
+
+variable "authentication_config" {
+  description = "Name of the secret's file with an AuthenticationConfiguration, which names OpenID issuers; they need 'internet'"
+  type        = string
+  default     = null
+}
+
+variable "audit_policy" {
+  description = "Name of the secret's file with an audit policy: the records are in the logs of functions and machines"
+  type        = string
+  default     = null
+}
+
+variable "flags" {
+  description = "More flags of Logplane, by command or for 'all', as in { all = { retention = \"2h\" }, api = { goaway-chance = \"0.01\" } }"
+  type        = map(map(string))
+  default     = {}
+  validation {
+    condition     = length(setsubtract(keys(var.flags), ["all", "api", "projector", "lifecycle", "expiry", "watcher", "init"])) == 0
+    error_message = "Its keys must be 'all', 'api', 'projector', 'lifecycle', 'expiry', 'watcher' or 'init'."
+  }
+}
+
+variable "api_concurrency" {
+  description = "How many requests the function 'api' serves at once, which bounds its cost: -1 for as many as the account has, 0 stops it"
+  type        = number
+  default     = -1
+}
+
+variable "web_acl" {
+  description = "ARN of a web ACL of AWS WAF in us-east-1 before CloudFront, or 'managed' for one that bounds the rate of an address"
+  type        = string
+  default     = null
+}
+
+variable "internet" {
+  description = "Whether processes reach the internet, through a NAT gateway: outer issuers and webhooks need it"
+  type        = bool
+  default     = false
 }

@@ -1,5 +1,4 @@
-# Terraform 1.9 and OpenTofu 1.9 read these files. The state holds the password of the log (see functions.tf): keep it
-# in a backend that is encrypted and that only the people who deploy may read.
+# Terraform 1.9 and OpenTofu 1.9 read these files.
 terraform {
   required_version = ">= 1.9"
   required_providers {

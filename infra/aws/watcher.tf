@@ -26,15 +26,14 @@ resource "aws_launch_template" "watcher" {
   update_default_version = true
   vpc_security_group_ids = [aws_security_group.watcher.id, aws_security_group.clients.id]
   user_data = base64encode(templatefile("${path.module}/machine/watcher.sh.tftpl", {
-    artifacts   = var.artifacts
-    release     = var.release
-    secret      = var.secret
-    region      = var.region
-    environment = local.machine_environment
-    layer       = var.files_layer # new files begin new machines
-    port        = local.watcher_port
-    doorbell    = aws_sqs_queue.doorbell.url
-    agent       = templatefile("${path.module}/machine/agent.json.tftpl", { group = aws_cloudwatch_log_group.machines.name, projects = true })
+    artifacts    = var.artifacts
+    release      = var.release
+    region       = var.region
+    replicas     = var.log_servers
+    environments = local.machine_environments
+    port         = local.watcher_port
+    doorbell     = aws_sqs_queue.doorbell.url
+    agent        = templatefile("${path.module}/machine/agent.json.tftpl", { group = aws_cloudwatch_log_group.machines.name, projects = true })
   }))
   iam_instance_profile {
     arn = aws_iam_instance_profile.machine["watcher"].arn

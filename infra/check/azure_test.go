@@ -18,7 +18,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAzure: the custom handler serves on the port that its host names, and its settings are flags of the binary.
+// TestAzure: the custom handler serves on the port that its host names, and the handler's settings are flags of the
+// binary.
 func TestAzure(t *testing.T) {
 	var host struct {
 		CustomHandler struct {

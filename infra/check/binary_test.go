@@ -1,7 +1,9 @@
 package check
 
 import (
+	"encoding/json"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -99,10 +102,22 @@ func TestHandlers(t *testing.T) {
 	for _, handler := range handlers {
 		given["data.aws_iam_policy_document."+handler] = cty.ObjectVal(map[string]cty.Value{"json": cty.StringVal(handler)})
 	}
-	given["data.aws_secretsmanager_secret_version.files"] = cty.ObjectVal(map[string]cty.Value{"secret_string": cty.StringVal(`{"logplane-password":"p@ss"}`)})
+	given["data.aws_secretsmanager_secret.files"] = theSecret
 	given["aws_route53_zone.private"] = cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("logplane.internal")})
 	given["aws_s3_bucket.cell"] = cty.ObjectVal(map[string]cty.Value{"bucket": cty.StringVal("a-cell"), "arn": cty.StringVal(arn)})
-	ctx, err := c.Values(variables, given)
+	words := func(pairs ...string) cty.Value {
+		all := map[string]cty.Value{}
+		for i := 0; i < len(pairs); i += 2 {
+			all[pairs[i]] = cty.StringVal(pairs[i+1])
+		}
+		return cty.MapVal(all)
+	}
+	chosen := maps.Clone(variables)
+	maps.Copy(chosen, map[string]cty.Value{
+		"history": cty.StringVal("720h"), "authentication_config": cty.StringVal("oidc.yaml"), "audit_policy": cty.StringVal("audit.yaml"),
+		"flags": cty.MapVal(map[string]cty.Value{"all": words("retention", "2h"), "projector": words("cadence", "2s")}),
+	})
+	ctx, err := c.Values(chosen, given)
 	require.NoError(t, err)
 	functions := ctx.Variables["local"].GetAttr("functions").AsValueMap()
 	function := c.Blocks["aws_lambda_function.cell"].Body
@@ -121,13 +136,27 @@ func TestHandlers(t *testing.T) {
 			}
 			value, diagnostics := block.Body.Attributes["variables"].Expr.Value(each)
 			require.False(t, diagnostics.HasErrors(), "%s", diagnostics)
+			told := map[string]string{"LOGPLANE_HISTORY": "720h", "LOGPLANE_RETENTION": "2h", "LOGPLANE_BUCKET": "s3://a-cell/cell"}
+			switch handler {
+			case "projector":
+				told["LOGPLANE_CADENCE"] = "2s"
+			case "api":
+				told["LOGPLANE_AUTHENTICATION_CONFIG"], told["LOGPLANE_AUDIT_POLICY_FILE"], told["LOGPLANE_AUDIT_LOG_PATH"] = "/tmp/logplane/oidc.yaml", "/tmp/logplane/audit.yaml", "-"
+			default:
+				assert.NotContains(t, value.AsValueMap(), "LOGPLANE_CADENCE", handler)
+			}
+			for name, want := range told {
+				if assert.Contains(t, value.AsValueMap(), name, handler) {
+					assert.Equal(t, want, value.AsValueMap()[name].AsString(), handler)
+				}
+			}
 			for name, v := range value.AsValueMap() {
+				if name == "FILES_VERSION" {
+					continue
+				}
 				assert.True(t, flags(t, handler)[flagOf(name)], "'logplane %s' has no flag for %s", handler, name)
 				if name == "LOGPLANE_NATS" {
-					assert.Equal(t, 3, strings.Count(v.AsString(), "tls://logplane:p%40ss@log-eu-central-1"), v.AsString())
-				}
-				if name == "LOGPLANE_BUCKET" {
-					assert.Equal(t, "s3://a-cell/cell", v.AsString())
+					assert.Equal(t, 3, strings.Count(v.AsString(), "tls://logplane@log-eu-central-1"), v.AsString())
 				}
 			}
 		}
@@ -145,9 +174,10 @@ func TestHandlers(t *testing.T) {
 func TestScripts(t *testing.T) {
 	c := load(t)
 	ctx, err := c.Values(variables, map[string]cty.Value{"aws_route53_zone.private": cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("logplane.internal")}),
-		"aws_s3_bucket.cell":                cty.ObjectVal(map[string]cty.Value{"bucket": cty.StringVal("a-cell"), "arn": cty.StringVal(arn)}),
-		"aws_sqs_queue.doorbell":            cty.ObjectVal(map[string]cty.Value{"url": cty.StringVal("https://sqs.eu-central-1.amazonaws.com/123456789012/doorbell")}),
-		"aws_cloudwatch_log_group.machines": cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("/logplane/machines"), "arn": cty.StringVal("arn")})})
+		"data.aws_secretsmanager_secret.files": theSecret,
+		"aws_s3_bucket.cell":                   cty.ObjectVal(map[string]cty.Value{"bucket": cty.StringVal("a-cell"), "arn": cty.StringVal(arn)}),
+		"aws_sqs_queue.doorbell":               cty.ObjectVal(map[string]cty.Value{"url": cty.StringVal("https://sqs.eu-central-1.amazonaws.com/123456789012/doorbell")}),
+		"aws_cloudwatch_log_group.machines":    cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("/logplane/machines"), "arn": cty.StringVal("arn")})})
 	require.NoError(t, err)
 	each := ctx.NewChild()
 	each.Variables = map[string]cty.Value{"each": cty.ObjectVal(map[string]cty.Value{"key": cty.StringVal("eu-central-1a"), "value": cty.NumberIntVal(0)})}
@@ -164,13 +194,76 @@ func TestScripts(t *testing.T) {
 		units := regexp.MustCompile(`(?m)^unit \w+ \w+ "([^"]+)"$`).FindAllStringSubmatch(script, -1)
 		assert.Len(t, units, map[string]int{"aws_launch_template.watcher": 3}[address])
 		for _, unit := range units {
-			requireLine(t, address, strings.Fields(unit[1]))
+			line := strings.Fields(unit[1])
+			requireLine(t, address, line)
+			_, environment, found := strings.Cut(script, "cat > /etc/logplane/"+line[0]+" <<'ENVIRONMENT'\n")
+			require.True(t, found, "%s has no variables", line[0])
+			assert.Contains(t, environment, "LOGPLANE_FILES_SECRET="+secretARN+"\n")
 		}
-		// If a variable names a file, the script writes that file.
-		for _, file := range regexp.MustCompile(`(?m)^LOGPLANE_\w+=/opt/logplane/(.+)$`).FindAllStringSubmatch(script, -1) {
-			assert.Contains(t, script, `"`+file[1]+`"`, address)
+		if address == "aws_instance.log" {
+			requireHealth(t, script)
 		}
 	}
+}
+
+// requireHealth runs the script by which a machine tells CloudWatch about its server of the log.
+func requireHealth(t *testing.T, script string) {
+	t.Helper()
+	_, health, found := strings.Cut(script, "<<'SCRIPT'\n")
+	require.True(t, found)
+	health, _, _ = strings.Cut(health, "\nSCRIPT\n")
+	tools := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(tools, "df"), []byte("#!/bin/sh\nprintf 'Use%%\\n 42%%\\n'\n"), 0o700))
+	for unhealthy, curl := range []string{"exit 0", "exit 22"} {
+		require.NoError(t, os.WriteFile(filepath.Join(tools, "curl"), []byte("#!/bin/sh\n"+curl+"\n"), 0o700))
+		shell := exec.Command("bash")
+		shell.Stdin, shell.Env = strings.NewReader(health), []string{"PATH=" + tools + ":" + os.Getenv("PATH")}
+		out, err := shell.Output()
+		require.NoError(t, err)
+		var line struct {
+			AWS struct {
+				Timestamp         int64
+				CloudWatchMetrics []struct {
+					Namespace  string
+					Dimensions [][]string
+				}
+			} `json:"_aws"`
+			Server    string
+			Unhealthy int `json:"nats_unhealthy"`
+			Disk      int `json:"nats_disk_percent"`
+		}
+		require.NoError(t, json.Unmarshal(out, &line), string(out))
+		assert.InDelta(t, time.Now().UnixMilli(), line.AWS.Timestamp, 60_000)
+		assert.Equal(t, "Logplane", line.AWS.CloudWatchMetrics[0].Namespace)
+		assert.Equal(t, [][]string{{"Server"}, {}}, line.AWS.CloudWatchMetrics[0].Dimensions)
+		assert.Equal(t, []any{"log-eu-central-1a", unhealthy, 42}, []any{line.Server, line.Unhealthy, line.Disk})
+	}
+}
+
+// TestSmall: the one machine runs a script for bash, which sets only flags of 'logplane serve'.
+func TestSmall(t *testing.T) {
+	c, err := Load("../aws-small")
+	require.NoError(t, err)
+	chosen := maps.Clone(smallVariables)
+	chosen["flags"] = cty.MapVal(map[string]cty.Value{"max-tail-age": cty.StringVal("10s")})
+	ctx, err := c.Values(chosen, map[string]cty.Value{"aws_s3_bucket.cell": cty.ObjectVal(map[string]cty.Value{"bucket": cty.StringVal("a-cell"), "arn": cty.StringVal(arn)})})
+	require.NoError(t, err)
+	value, diagnostics := c.Blocks["aws_instance.cell"].Body.Attributes["user_data"].Expr.Value(ctx)
+	require.False(t, diagnostics.HasErrors(), "%s", diagnostics)
+	script := value.AsString()
+	shell := exec.Command("bash", "-n")
+	shell.Stdin = strings.NewReader(script)
+	out, err := shell.CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+	set := variable.FindAllString(script, -1)
+	assert.ElementsMatch(t, []string{"LOGPLANE_BUCKET", "LOGPLANE_EXTERNAL_ADDRESS", "LOGPLANE_MAX_TAIL_AGE", "LOGPLANE_S3_REGION"}, set)
+	for _, name := range set {
+		assert.True(t, flags(t, "serve")[flagOf(name)], name)
+	}
+	assert.Contains(t, script, "\nLOGPLANE_BUCKET=s3://a-cell/cell\n")
+	unit, err := os.ReadFile("../../tools/release/package/logplane.service")
+	require.NoError(t, err)
+	assert.Contains(t, string(unit), "serve --data /var/lib/logplane\nEnvironmentFile=-/etc/logplane/logplane.env\n", "what the package runs")
 }
 
 var variable = regexp.MustCompile(`LOGPLANE_[A-Z0-9_]*[A-Z0-9]`)
@@ -210,6 +303,11 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, err)
 	alarms, err := os.ReadFile("../aws/alarms.tf")
 	require.NoError(t, err)
+	script, err := os.ReadFile("../aws/machine/log.sh.tftpl")
+	require.NoError(t, err)
+	for _, metric := range regexp.MustCompile(`"nats_\w+"`).FindAllString(string(alarms), -1) {
+		assert.Contains(t, string(script), `{"Name":`+metric+`}`, "nobody sends %s", metric)
+	}
 	for _, metric := range named.FindAllString(string(alarms), -1) {
 		assert.Contains(t, string(agent), "^"+metric+"$", "nobody collects %s", metric)
 	}

@@ -32,7 +32,7 @@ import (
 
 // needs are the IAM actions that an operation of S3 requires, on a bucket that is encrypted by KMS. Without
 // s3:ListBucket, GetObject of a missing object would be answered 403 and not 404. An operation that replaces an object
-// by its ETag must be allowed to read it.
+// by its ETag also requires the right to read the object.
 var needs = map[string][]string{
 	"GetObject":     {"s3:GetObject", "s3:ListBucket", "kms:Decrypt"},
 	"PutObject":     {"s3:PutObject", "s3:GetObject", "kms:GenerateDataKey"},
@@ -66,7 +66,7 @@ func operation(r *http.Request) asked {
 	case r.Method == http.MethodDelete && key != "":
 		a.operation = "DeleteObject"
 	default:
-		a.operation = r.Method + " " + r.URL.RequestURI() // an operation that needs does not have
+		a.operation = r.Method + " " + r.URL.RequestURI() // an operation that is not in needs
 	}
 	return a
 }
@@ -83,8 +83,8 @@ const orphan = "cell/seg/0/an-orphan"
 
 var modified = regexp.MustCompile(`(<Key>` + orphan + `</Key><LastModified>)[^<]*`)
 
-// record returns a recorder before the server. In lists the orphan looks old enough to be collected: the grace period
-// of garbage is a quarter of an hour.
+// record returns a recorder before the server. In lists, the object named by the constant orphan looks old enough to be
+// collected: the grace period of garbage is a quarter of an hour.
 func record(t *testing.T, server string) *recorder {
 	target, err := url.Parse(server)
 	require.NoError(t, err)
@@ -137,8 +137,8 @@ func (r *recorder) has(operation string) bool {
 	return false
 }
 
-// TestPermissions: each role has exactly the rights on the bucket that its process uses, and the bucket's own policy
-// denies none of them.
+// TestPermissions: each role has exactly those rights on the bucket that the role's process uses, and the bucket's own
+// policy denies none of these rights.
 func TestPermissions(t *testing.T) {
 	minioServer := miniotest.Start(t)
 	const name = "a-cell"
@@ -163,7 +163,7 @@ func TestPermissions(t *testing.T) {
 	ends(append([]string{"init"}, recorded...)...)
 	seen["init"] = r.take()
 
-	// Each of these roles finds a tail that has grown past a quarter of its budget, and commits.
+	// Each of these roles finds a tail that has grown past a quarter of the tail's budget, and commits.
 	for _, role := range []string{"api", "watcher"} {
 		p := product.Serve(t, append([]string{role, "--listen", "127.0.0.1:0"}, small...)...)
 		grow(t, p.URL(), role)
@@ -188,8 +188,20 @@ func TestPermissions(t *testing.T) {
 	projector.Stop()
 	seen["projector"] = r.take()
 
+	// Its log is its own, so it has a bucket of its own, which it proves at its first start.
+	require.NoError(t, minioServer.Client.MakeBucket(t.Context(), "another", minio.MakeBucketOptions{}))
+	whole := product.Serve(t, "serve", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--bucket", "s3://another/cell", "--s3-endpoint", r.URL, "--s3-path-style")
+	whole.Stop()
+	seen["serve"] = r.take()
+
 	c := load(t)
+	onOneMachine, err := Load("../aws-small")
+	require.NoError(t, err)
 	for role, all := range seen {
+		c := c
+		if role == "serve" {
+			c = onOneMachine
+		}
 		granted, required := grants(t, c, role), map[string]bool{}
 		for _, a := range all {
 			actions := needs[a.operation]
@@ -288,7 +300,7 @@ func grants(t *testing.T, c *Configuration, role string) map[string][]string {
 	return granted
 }
 
-// covers says whether one of the resources is the one that the action needs.
+// covers says whether the action's resource is among the given resources.
 func covers(resources []string, a asked, action string) bool {
 	switch {
 	case strings.HasPrefix(action, "kms:"):
@@ -305,7 +317,7 @@ func matches(pattern, resource string) bool {
 	return err == nil && ok
 }
 
-// denied evaluates the bucket's policy. Of its conditions it knows only those on headers; requests count as sent over
+// denied evaluates the bucket's policy. It evaluates only the conditions on headers; every request counts as sent over
 // HTTPS.
 func denied(t *testing.T, c *Configuration, a asked) bool {
 	t.Helper()
@@ -341,7 +353,7 @@ func denied(t *testing.T, c *Configuration, a asked) bool {
 	return false
 }
 
-// grow writes more than a quarter of a MiB that does not compress.
+// grow writes more than a quarter of a MiB of data that does not compress.
 func grow(t *testing.T, server, name string) {
 	t.Helper()
 	for i := range 10 {

@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestPort: the container of Cloud Run and Knative serves on the port that the platform names. It goes on after it had
-// no processor time between two requests, and exits with success when it is told to end.
+// TestPort: the container of Cloud Run and Knative serves on the port that the platform names. The container continues
+// after it had no processor time between two requests, and exits with success when it is told to end.
 func TestPort(t *testing.T) {
 	folder := t.TempDir()
 	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"), "--credentials", folder)
@@ -25,8 +25,8 @@ func TestPort(t *testing.T) {
 	t.Setenv("PORT", port)
 	t.Setenv("LOGPLANE_NATS", where[1])
 	t.Setenv("LOGPLANE_BUCKET", where[3])
-	for name, id := range map[string]string{"cloudrun": "Service/logplane-api", "knative": "Service/api"} {
-		args := overlay(t, name)[id].Spec.Template.Spec.Containers[0].Args
+	for name, id := range map[string]string{"cloudrun": "Service/logplane-api", "knative": "Service/logplane-api"} {
+		args := rendered(t, name)[id].Spec.Template.Spec.Containers[0].Args
 		for i, arg := range args {
 			if flag, path, found := strings.Cut(arg, "=/files/"); found {
 				args[i] = flag + "=" + filepath.Join(folder, filepath.Base(path))

@@ -61,14 +61,15 @@ func query(raw string) map[string]any {
 	return all
 }
 
-// streams are the paths that nodes serve. 'logplane front' sends them to 'api', which serves them for as long as they
-// last, but a function cannot.
+// streams are the paths that nodes serve. 'logplane front' sends streams to 'api', which serves each stream until its
+// end. A function cannot serve a stream for that long.
 var streams = []string{
 	"/api/v1/namespaces/a/pods/p/log", "/api/v1/namespaces/a/pods/p/exec", "/api/v1/namespaces/a/pods/p/attach", "/api/v1/namespaces/a/pods/p/portforward",
 	"/api/v1/namespaces/a/pods/p/proxy/x/y", "/api/v1/namespaces/a/services/s/proxy", "/api/v1/nodes/n/proxy/metrics",
 }
 
-// TestFront: CloudFront sends the same requests to the watchers as 'logplane front' does, and also those for streams.
+// TestFront: CloudFront sends to the watchers the requests that 'logplane front' sends there, and also the requests for
+// streams.
 func TestFront(t *testing.T) {
 	role := func(name string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(name)) }))
@@ -91,7 +92,7 @@ func TestFront(t *testing.T) {
 				assert.True(t, sent, path+query)
 			case strings.Contains(path, "configmaps") || !strings.Contains(query, "watch"):
 				assert.False(t, sent, path+query)
-			} // these cannot be watched, so any process answers
+			} // these resources cannot be watched, so any process answers
 		}
 	}
 }

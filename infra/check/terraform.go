@@ -1,5 +1,5 @@
 // Package check reads the files that deploy Logplane, as the deployment tools would, and compares them with the built
-// binary. Its tests say what is checked. It sends no request to a cloud.
+// binary. Its tests list the checks. The package sends no request to a cloud.
 //
 // A configuration is the Terraform of a folder. A block of it is declared by 'resource', 'data', 'variable', 'local' or
 // 'output'. An expression refers to blocks by their addresses, such as 'var.name' and 'aws_vpc.cell'.
@@ -100,7 +100,8 @@ type Reference struct {
 // builtIn are the names that every expression may use.
 var builtIn = []string{"each", "path", "self", "count", "terraform"}
 
-// References returns all references of the configuration, in the order of its files, without those to built-in values.
+// References returns all references of the configuration except references to built-in values, in the order of the
+// files.
 func (c *Configuration) References() []Reference {
 	var all []Reference
 	for _, body := range c.bodies {
@@ -109,7 +110,7 @@ func (c *Configuration) References() []Reference {
 	return all
 }
 
-// of returns the references of a body. The names are those of the iterators around it.
+// of returns the references of a body. iterators are the names of the iterators around the body.
 func (c *Configuration) of(body *hclsyntax.Body, iterators []string) []Reference {
 	var all []Reference
 	for _, name := range slices.Sorted(maps.Keys(body.Attributes)) {

@@ -26,12 +26,31 @@ var variables = map[string]cty.Value{
 	"region": cty.StringVal("eu-central-1"),
 	"zones":  cty.ListVal([]cty.Value{cty.StringVal("eu-central-1a"), cty.StringVal("eu-central-1b"), cty.StringVal("eu-central-1c")}),
 	"domain": cty.StringVal("cell.example.com"), "zone_id": cty.StringVal("Z0"), "artifacts": cty.StringVal("artifacts"), "release": cty.StringVal("v1"),
-	"files_layer": cty.StringVal("arn:aws:lambda:eu-central-1:123456789012:layer:files:1"), "alarm_email": cty.StringVal("ann@example.com"), "budget": cty.NumberIntVal(200),
+	"files_version": cty.StringVal("1"), "alarm_email": cty.StringVal("ann@example.com"), "budget": cty.NumberIntVal(200),
+}
+
+// smallVariables has values for the variables of an installation on one machine.
+var smallVariables = map[string]cty.Value{
+	"region": cty.StringVal("eu-central-1"), "zone": cty.StringVal("eu-central-1a"), "domain": cty.StringVal("cell.example.com"),
+	"zone_id": cty.StringVal("Z0"), "artifacts": cty.StringVal("artifacts"), "release": cty.StringVal("v1"),
+}
+
+// layouts runs a test for each folder of Terraform.
+func layouts(t *testing.T, test func(t *testing.T, c *Configuration, variables map[string]cty.Value)) {
+	for folder, given := range map[string]map[string]cty.Value{"aws": variables, "aws-small": smallVariables} {
+		t.Run(folder, func(t *testing.T) {
+			c, err := Load("../" + folder)
+			require.NoError(t, err)
+			require.NotEmpty(t, c.Blocks)
+			test(t, c, given)
+		})
+	}
 }
 
 // TestReferences: the target of every reference exists, and every declaration that exists to be referred to is used.
-func TestReferences(t *testing.T) {
-	c := load(t)
+func TestReferences(t *testing.T) { layouts(t, testReferences) }
+
+func testReferences(t *testing.T, c *Configuration, _ map[string]cty.Value) {
 	used := map[string]bool{}
 	for _, r := range c.References() {
 		used[r.Address] = true
@@ -86,8 +105,10 @@ func described(block *hclsyntax.Block) string {
 }
 
 // TestEach: exactly the blocks with 'for_each' use 'each'.
-func TestEach(t *testing.T) {
-	for address, block := range load(t).Blocks {
+func TestEach(t *testing.T) { layouts(t, testEach) }
+
+func testEach(t *testing.T, c *Configuration, _ map[string]cty.Value) {
+	for address, block := range c.Blocks {
 		several := block.Body.Attributes["for_each"] != nil
 		uses := false
 		_ = hclsyntax.VisitAll(block.Body, func(n hclsyntax.Node) hcl.Diagnostics {
@@ -102,8 +123,9 @@ func TestEach(t *testing.T) {
 
 // TestExpressions: every expression can be evaluated, as far as that is possible without a cloud: its functions exist
 // and accept the arguments, its files exist, and templates get the variables that they use.
-func TestExpressions(t *testing.T) {
-	c := load(t)
+func TestExpressions(t *testing.T) { layouts(t, testExpressions) }
+
+func testExpressions(t *testing.T, c *Configuration, variables map[string]cty.Value) {
 	ctx, err := c.Values(variables, nil)
 	require.NoError(t, err)
 	for address, block := range c.Blocks {
@@ -145,9 +167,10 @@ func evaluate(t *testing.T, address string, body *hclsyntax.Body, ctx *hcl.EvalC
 	}
 }
 
-// TestNoCycle: no block depends on itself, which Terraform would refuse to plan.
-func TestNoCycle(t *testing.T) {
-	c := load(t)
+// TestNoCycle: no block depends on itself: Terraform would refuse to plan such a block.
+func TestNoCycle(t *testing.T) { layouts(t, testNoCycle) }
+
+func testNoCycle(t *testing.T, c *Configuration, _ map[string]cty.Value) {
 	needs := map[string][]string{}
 	for address, block := range c.Blocks {
 		for _, r := range c.of(block.Body, nil) {

@@ -20,9 +20,9 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// Values returns the values that expressions refer to: of variables, with defaults for those not given, of local
-// values, and of resources and data, by address, as far as 'given' has them. Values that only a cloud would know are
-// unknown. Local values are evaluated in the order in which they need each other.
+// Values returns, by address, the values that expressions refer to: of variables (with defaults for the variables that
+// are not given), of local values, and of the resources and data in 'given'. Values that only a cloud would know are
+// unknown. Local values are evaluated in the order of their dependencies.
 func (c *Configuration) Values(variables map[string]cty.Value, given map[string]cty.Value) (*hcl.EvalContext, error) {
 	vars, locals, data, roots := map[string]cty.Value{}, map[string]cty.Value{}, map[string]map[string]cty.Value{}, map[string]map[string]cty.Value{}
 	for address, block := range c.Blocks {
@@ -52,7 +52,8 @@ func (c *Configuration) Values(variables map[string]cty.Value, given map[string]
 	}
 	maps.Copy(all, objects(roots))
 	ctx := &hcl.EvalContext{Variables: all, Functions: c.functions()}
-	// Each round evaluates the local values whose needs are known. Values that need each other are never evaluated.
+	// Each round evaluates the local values whose dependencies are known. Values that depend on each other are never
+	// evaluated.
 	for len(locals) < len(c.Locals) {
 		before := len(locals)
 		var last hcl.Diagnostics
@@ -91,13 +92,13 @@ func objects(in map[string]map[string]cty.Value) map[string]cty.Value {
 	return out
 }
 
-// functions returns the functions of Terraform that the configuration calls. If one is missing here, the test is wrong
-// and not the configuration.
+// functions returns the functions of Terraform that the configuration calls. If a function is missing here, the test is
+// wrong, not the configuration.
 func (c *Configuration) functions() map[string]function.Function {
 	return map[string]function.Function{
 		"can": tryfunc.CanFunc, "contains": stdlib.ContainsFunc, "distinct": stdlib.DistinctFunc, "join": stdlib.JoinFunc,
-		"jsondecode": stdlib.JSONDecodeFunc, "jsonencode": stdlib.JSONEncodeFunc, "length": stdlib.LengthFunc, "merge": stdlib.MergeFunc,
-		"regex": stdlib.RegexFunc, "toset": stdlib.MakeToFunc(cty.Set(cty.DynamicPseudoType)), "tostring": stdlib.MakeToFunc(cty.String),
+		"jsondecode": stdlib.JSONDecodeFunc, "jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "length": stdlib.LengthFunc, "lookup": stdlib.LookupFunc, "merge": stdlib.MergeFunc,
+		"regex": stdlib.RegexFunc, "replace": stdlib.ReplaceFunc, "setsubtract": stdlib.SetSubtractFunc, "slice": stdlib.SliceFunc, "upper": stdlib.UpperFunc, "toset": stdlib.MakeToFunc(cty.Set(cty.DynamicPseudoType)), "tostring": stdlib.MakeToFunc(cty.String),
 		"trimprefix": stdlib.TrimPrefixFunc, "trimsuffix": stdlib.TrimSuffixFunc,
 		"base64encode": textual(func(s string) (string, error) { return base64.StdEncoding.EncodeToString([]byte(s)), nil }),
 		"urlencode":    textual(func(s string) (string, error) { return url.QueryEscape(s), nil }),

@@ -25,6 +25,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 const reviewsPath = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -37,8 +39,8 @@ func (s *Server) bind(t testing.TB, kind, name string) {
 		`"subjects":[{"kind":"` + kind + `","name":"` + name + `","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
 }
 
-// TestIssuersOfTokens: a user whose token an issuer has signed has the rights of the token's name and groups. A bad
-// token is answered 401, whatever else is configured.
+// TestIssuersOfTokens: if an issuer has signed a user's token, the user has the rights of the token's name and groups.
+// A bad token is answered 401, whatever else is configured.
 func TestIssuersOfTokens(t *testing.T) {
 	theirs := accesstest.NewIssuer(t)
 	s := newServer(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}), func(c *Config) {
@@ -67,12 +69,12 @@ func TestIssuersOfTokens(t *testing.T) {
 	s.must(t, 401, request{method: "GET", path: "/api/v1/namespaces/default/secrets"})
 	s.must(t, 401, version.bearing("another"))
 
-	_, err := New(Config{Cell: newCell(t), Authentication: access.Authentication{ConfigFile: theirs.Config(t, `,"anonymous":{"enabled":true}`)}})
+	_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Authentication: access.Authentication{ConfigFile: theirs.Config(t, `,"anonymous":{"enabled":true}`)}})
 	require.ErrorContains(t, err, "--authorization-mode RBAC", "everybody would be an administrator")
 }
 
-// TestReviewedTokens: the webhook judges tokens that no other authenticator knows. A request that waits for it holds no
-// place.
+// TestReviewedTokens: the webhook judges tokens that no other authenticator knows. A request that waits for the webhook
+// holds no seat.
 func TestReviewedTokens(t *testing.T) {
 	waiting, release := make(chan struct{}), make(chan struct{})
 	kubeconfig := accesstest.NewWebhook(t, func(r *http.Request, review map[string]any) bool {
@@ -109,7 +111,7 @@ func TestReviewedTokens(t *testing.T) {
 		done <- request{method: "POST", path: reviewsPath, body: `{"spec":{"token":"slow"}}`}.as("ann").do(t, s).code
 	}()
 	<-waiting
-	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("bob")) // there is only one place
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("bob")) // there is only one seat
 	close(release)
 	require.Equal(t, 201, <-done)
 }
@@ -122,7 +124,7 @@ func authorizationOf(t testing.TB, kubeconfig string) string {
 }
 
 // TestAuthorizationWebhooks: a webhook denies requests that RBAC would allow, and allows requests that RBAC would not.
-// A request that waits for the webhook holds no place, and ends with its deadline.
+// A request that waits for the webhook holds no seat, and ends with its deadline.
 func TestAuthorizationWebhooks(t *testing.T) {
 	waiting, release := make(chan struct{}), make(chan struct{})
 	kubeconfig := accesstest.NewWebhook(t, func(r *http.Request, review map[string]any) bool {
@@ -154,7 +156,7 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	done := make(chan int, 1)
 	go func() { done <- request{method: "GET", path: configMaps + "/slow"}.as("ann").do(t, s).code }()
 	<-waiting
-	s.must(t, 403, list.as("bob")) // there is only one place
+	s.must(t, 403, list.as("bob")) // there is only one seat
 	close(release)
 	require.Equal(t, 404, <-done)
 
@@ -163,9 +165,9 @@ func TestAuthorizationWebhooks(t *testing.T) {
 	require.GreaterOrEqual(t, late.code, 403, late.body)
 	require.Less(t, time.Since(began), 20*time.Second, "the webhook's time is the request's")
 
-	_, err := New(Config{Cell: newCell(t), Authorization: access.Authorization{Mode: "RBAC", ConfigFile: "x"}})
+	_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Authorization: access.Authorization{Mode: "RBAC", ConfigFile: "x"}})
 	require.ErrorContains(t, err, "either")
-	_, err = New(Config{Cell: newCell(t), Authorization: access.Authorization{ConfigFile: "missing"}})
+	_, err = New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Authorization: access.Authorization{ConfigFile: "missing"}})
 	require.ErrorContains(t, err, "missing")
 }
 
@@ -236,7 +238,7 @@ func TestWatchesEndWithTheirCredentials(t *testing.T) {
 		defer cancel()
 		first := watch(patience, token, certificate)
 		if patience.Err() != nil {
-			first = 0 // it did not end by itself
+			first = 0 // the watch did not end by itself
 		}
 		ended <- [2]int{first, watch(patience, token, certificate)}
 	}

@@ -27,9 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
-	apiserverapi "k8s.io/apiserver/pkg/apis/apiserver"
-	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
-	apiserverv1alpha1 "k8s.io/apiserver/pkg/apis/apiserver/v1alpha1"
+	"k8s.io/apiserver/pkg/apis/apiserver/install"
 	dynamicclient "k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -38,6 +36,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/networking"
+	"k8s.io/kubernetes/pkg/apis/resource"
 	"k8s.io/kubernetes/pkg/apis/scheduling"
 	"k8s.io/kubernetes/pkg/apis/storage"
 	"k8s.io/kubernetes/plugin/pkg/admission/admit"
@@ -82,14 +81,16 @@ import (
 // admissionPlugin is a plugin of kube-apiserver.
 type admissionPlugin struct {
 	name string
-	// register is nil for plugins that newAdmission registers: ours, and those of the packages admission and quotas.
+	// register is nil for plugins that newAdmission registers: our own plugins, and the plugins of the packages
+	// admission and quotas.
 	register func(*admission.Plugins)
 	on       bool // on unless it is disabled
 }
 
-// admissionPlugins are kube-apiserver's, in its order, after the first, which is ours. NodeRestriction is on, too: it
-// concerns only the users of nodes. Left out are plugins that make a namespace in the middle of a request that does not
-// see it, plugins that need a mapper of kinds, and plugins of features that are off.
+// admissionPlugins are first our own plugin, and then the plugins of kube-apiserver, in kube-apiserver's order.
+// NodeRestriction is on, too: it concerns only the users of nodes. Three kinds of plugins are left out: plugins that
+// make a namespace in the middle of a request, because the request would not see the namespace; plugins that need a
+// mapper of kinds; and plugins of features that are off.
 var admissionPlugins = []admissionPlugin{
 	{cost.PluginName, cost.Register, true},
 	{admit.PluginName, admit.Register, false},
@@ -129,7 +130,8 @@ var admissionPlugins = []admissionPlugin{
 	{deny.PluginName, deny.Register, false},
 }
 
-// judges lists, by plugin, the resources that the plugin decides about. A plugin that is not here decides about all.
+// judges lists, by plugin, the resources that the plugin decides about. A plugin that is not in this map decides about
+// all resources.
 var judges = map[string][]schema.GroupResource{
 	serviceaccount.PluginName:               {core.Resource("pods")},
 	nodetaint.PluginName:                    {core.Resource("nodes")},
@@ -145,7 +147,7 @@ var judges = map[string][]schema.GroupResource{
 	certsubjectrestriction.PluginName:       {certificates.Resource("certificatesigningrequests")},
 	defaultingressclass.PluginName:          {networking.Resource("ingresses")},
 	podtopologylabels.PluginName:            {core.Resource("pods")},
-	nodedeclaredfeatures.PluginName:         {core.Resource("pods")},
+	nodedeclaredfeatures.PluginName:         {core.Resource("pods"), resource.Resource("resourceslices")},
 	podresize.PluginName:                    {core.Resource("pods")},
 }
 
@@ -184,11 +186,7 @@ func (c Admission) chosen() ([]string, error) {
 // configuration reads the plugins' configuration as kube-apiserver does.
 func (c Admission) configuration(names []string) (admission.ConfigProvider, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{apiserverapi.AddToScheme, apiserverv1alpha1.AddToScheme, apiserverv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
+	install.Install(scheme)
 	provider, err := admission.ReadAdmissionConfiguration(names, c.ConfigFile, scheme)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration of admission in '%s': %w", c.ConfigFile, err)
@@ -271,7 +269,7 @@ func (s *Server) initializer() admission.PluginInitializer {
 }
 
 // sparing lets a plugin see only the resources that it decides about. Otherwise the create of a ConfigMap, for example,
-// would pass through all plugins for Pods, and be counted in the metrics of each.
+// would pass through all plugins for Pods, and would be counted in the metrics of each such plugin.
 func sparing(plugin admission.Interface, name string) admission.Interface {
 	if of, ok := judges[name]; ok {
 		return judge{plugin, of}
@@ -302,7 +300,7 @@ func (j judge) Validate(ctx context.Context, a admission.Attributes, o admission
 	return plugin.Validate(ctx, a, o)
 }
 
-// newDynamic makes the webhooks' and policies' part of admission.
+// newDynamic makes the part of admission that asks webhooks and policies.
 func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 	instances, err := dynamicclient.NewForConfig(s.loopback)
 	if err != nil {
@@ -322,11 +320,7 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 		}
 		return kind.GroupVersion().WithResource(resource), meta.RESTScopeRoot, nil
 	}
-	builtins, err := spec.Groups()
-	if err != nil {
-		return schema.GroupVersionResource{}, nil, err
-	}
-	for _, g := range builtins {
+	for _, g := range spec.Groups() {
 		for _, v := range g.Versions {
 			for _, r := range v.Resources {
 				if g.Name == kind.Group && v.Name == kind.Version && r.Kind == kind.Kind && !strings.Contains(r.Name, "/") {
@@ -347,12 +341,12 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 	return schema.GroupVersionResource{}, nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
 
-// namespaceLifecycle is upstream's plugin without its wait of 50 ms for a namespace that its cache may not have seen
-// yet. Our lister is exact.
+// namespaceLifecycle is upstream's plugin without the wait of 50 ms for a namespace that upstream's cache may not have
+// seen yet. Our lister is exact.
 type namespaceLifecycle struct {
 	*lifecycle.Lifecycle
 	namespaces corelisters.NamespaceLister
-	// rows are the same namespaces. They include a namespace that the request's own transaction has made.
+	// rows reads the same namespaces, and also a namespace that the request's own transaction has made.
 	rows *listers.Indexer
 	// uninitialized explains why the namespace 'default', which nobody can delete, is missing.
 	uninitialized string
@@ -364,8 +358,8 @@ func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 }
 
 // Admit decides about creates in a namespace that is missing or active. In a transaction it decides about every
-// operation in such a namespace, since the transaction may have made the object and the namespace. Upstream decides
-// about the rest.
+// operation in such a namespace, since the transaction may have made the object and the namespace. Upstream's plugin
+// decides about all other requests.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	decides := a.GetOperation() == admission.Create || kubestore.InTransaction(ctx)
 	if decides && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
@@ -374,7 +368,7 @@ func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 		case err == nil && namespace.Status.Phase == corev1.NamespaceActive:
 			return nil
 		case apierrors.IsNotFound(err):
-			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's says 'namespace'
+			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's error says 'namespace'
 			if a.GetNamespace() == metav1.NamespaceDefault {
 				missing.ErrStatus.Message += ": " + l.uninitialized
 			}
@@ -404,14 +398,14 @@ func isAccessReview(a admission.Attributes) bool {
 	return a.GetResource().Group == "authorization.k8s.io" && a.GetResource().Resource == "localsubjectaccessreviews"
 }
 
-// serviceAccounts is upstream's plugin without its wait of up to 2 s for an account that its cache may not have seen
-// yet. Our lister is exact, and every namespace has its default account from the moment it is made.
+// serviceAccounts is upstream's plugin without the wait of up to 2 s for an account that upstream's cache may not have
+// seen yet. Our lister is exact, and every namespace has its default account as soon as the namespace exists.
 type serviceAccounts struct {
 	*serviceaccount.Plugin
 	accounts corelisters.ServiceAccountLister
 }
 
-// Admit refuses a Pod at once if its account is missing. Upstream decides about the rest.
+// Admit refuses a Pod at once if its account is missing. Upstream's plugin decides about all other requests.
 func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if err := p.check(a); err != nil {
 		return err
@@ -419,7 +413,7 @@ func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o a
 	return p.Plugin.Admit(ctx, a, o)
 }
 
-// Validate does the same for a Pod that a webhook has changed.
+// Validate checks the account in the same way for a Pod that a webhook has changed.
 func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if err := p.check(a); err != nil {
 		return err
@@ -459,12 +453,12 @@ func newLimitRanger() (admission.Interface, error) {
 }
 
 // maxLimited bounds the containers of a Pod times the LimitRanges of its namespace, since each LimitRange is applied to
-// each container. A Pod of 4,000 containers took 6 s beside 5,000 LimitRanges.
+// each container. A Pod of 4,000 containers took 6 s with 5,000 LimitRanges.
 const maxLimited = 1 << 20
 
 // Admit implements admission.MutationInterface.
 func (l *limitRanger) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if pod, ok := a.GetObject().(*core.Pod); ok && l.actions.SupportsAttributes(a) { // otherwise upstream applies none
+	if pod, ok := a.GetObject().(*core.Pod); ok && l.actions.SupportsAttributes(a) { // otherwise upstream applies no LimitRange
 		limits, err := l.GetLimitRanges(a)
 		if err != nil {
 			return err

@@ -17,6 +17,8 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 const pods = "/api/v1/namespaces/default/pods"
@@ -25,7 +27,7 @@ func pod(name, more string) request {
 	return request{method: "POST", path: pods, body: `{"metadata":{"name":"` + name + `"},"spec":{"containers":[{"name":"c","image":"i"}]` + more + `}}`}
 }
 
-// Admission sees what the last write has changed, without a pause between them.
+// Admission sees the changes of the last write, even without a pause after the write.
 func TestAdmission(t *testing.T) {
 	s := newServer(t)
 	missing := s.must(t, 404, request{method: "POST", path: "/api/v1/namespaces/nowhere/configmaps", body: `{"metadata":{"name":"x"}}`})
@@ -116,7 +118,7 @@ plugins:
 		{Admission{Enable: []string{"PodSecurity"}, Disable: []string{"PodSecurity"}}, "both enabled and disabled"},
 		{Admission{ConfigFile: file + ".missing"}, "no such file"},
 	} {
-		_, err := New(Config{Cell: newCell(t), Admission: c.admission})
+		_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Admission: c.admission})
 		require.ErrorContains(t, err, c.says)
 	}
 }
@@ -136,11 +138,10 @@ func (u unread) refuse() runtime.Object {
 	return nil
 }
 
-// A plugin would leave alone every request that sparing keeps from it: it does not even look into the request.
+// A plugin would ignore every request that sparing keeps from the plugin, without even looking into the request.
 func TestPluginsJudgeNothingElse(t *testing.T) {
 	s := newServer(t)
-	groups, err := spec.Groups()
-	require.NoError(t, err)
+	groups := spec.Groups()
 	plugins := admission.NewPlugins()
 	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) {
 		return &serviceAccounts{serviceaccount.NewServiceAccount(), nil}, nil

@@ -38,6 +38,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/gate"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -46,8 +48,8 @@ const (
 	flunders    = "/apis/wardle.example.com/v1/flunders"
 )
 
-// remoteServer is a small API server of 'flunders'. Like upstream's, it trusts only a proxy that has the right
-// certificate.
+// remoteServer is a small API server of 'flunders'. Like an API server of upstream's, it trusts only a proxy that has
+// the right certificate.
 type remoteServer struct {
 	*httptest.Server
 	address   string
@@ -253,8 +255,8 @@ func (s *Server) sender(t *testing.T, user string) func(int, request) answer {
 }
 
 // TestRequestsAreForwarded: a request for a remote version is authorized, and then reaches the remote server in its
-// user's name, on any process from the next request on. Headers in which a client claims to be somebody do not reach
-// it.
+// user's name. Every process forwards such requests from the next request on. Headers in which a client claims to be
+// somebody do not reach the remote server.
 func TestRequestsAreForwarded(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Authorization = access.Authorization{Mode: "RBAC"} })
@@ -290,7 +292,7 @@ func TestRequestsAreForwarded(t *testing.T) {
 	require.Empty(t, seen.Header.Values("Authorization"))
 	require.Equal(t, "a=b", seen.URL.Query().Get("labelSelector"))
 
-	// This server does not look at bodies, whatever they contain.
+	// This server does not look at bodies, whatever the bodies contain.
 	s.must(t, 404, request{method: "POST", path: flunders + "/y", body: "{not JSON", contentType: "application/json"}.as("ann"))
 	body, err := io.ReadAll(remote.seen().Body)
 	require.NoError(t, err)
@@ -310,15 +312,15 @@ func TestWhoIsForwardedByAnotherProcess(t *testing.T) {
 	other.must(t, 404, request{method: "GET", path: flunders})
 	remote.register(t, func(code int, r request) answer { return one.must(t, code, r) })
 	other.must(t, 200, request{method: "GET", path: flunders})
-	// 'v1.wardle.example.com' could also mean version 'v1.wardle' of 'example.com', but the APIService says which it
-	// is.
+	// 'v1.wardle.example.com' could also mean version 'v1.wardle' of 'example.com', but the APIService says which of
+	// the two is meant.
 	asked := remote.asked.Load()
 	other.must(t, 404, request{method: "GET", path: "/apis/example.com/v1.wardle/flunders"})
 	require.Equal(t, asked, remote.asked.Load())
 }
 
-// TestAStrangerIsNotBelieved: without the proxy's certificate the remote server refuses requests, and clients get its
-// answer.
+// TestAStrangerIsNotBelieved: without the proxy's certificate the remote server refuses requests, and clients get the
+// refusal.
 func TestAStrangerIsNotBelieved(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t)
@@ -330,7 +332,7 @@ func TestAStrangerIsNotBelieved(t *testing.T) {
 	s.must(t, 401, request{method: "GET", path: flunders})
 }
 
-// TestRemoteDiscovery: plain discovery, aggregated discovery and OpenAPI show what a remote server serves.
+// TestRemoteDiscovery: plain discovery, aggregated discovery and OpenAPI show the API that a remote server serves.
 func TestRemoteDiscovery(t *testing.T) {
 	for _, legacy := range []bool{false, true} {
 		t.Run(fmt.Sprintf("legacy=%v", legacy), func(t *testing.T) {
@@ -364,8 +366,8 @@ func TestRemoteDiscovery(t *testing.T) {
 	}
 }
 
-// TestRemoteOpenAPI: both OpenAPI versions describe what a remote server serves, and nothing else that its document
-// has.
+// TestRemoteOpenAPI: both OpenAPI versions describe the API that a remote server serves, and leave out everything else
+// in the remote server's document.
 func TestRemoteOpenAPI(t *testing.T) {
 	if testing.Short() {
 		t.Skip("decompresses large documents")
@@ -435,7 +437,7 @@ func TestARemoteServerThatIsDown(t *testing.T) {
 	require.Contains(t, got.object(t)["message"], "connection refused")
 	require.Empty(t, got.header.Get("Retry-After"))
 
-	// Without endpoints, and with endpoints that must not be called.
+	// The Service has no endpoints, and then endpoints that must not be called.
 	slice := "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 	send(200, request{method: "DELETE", path: slice + "/wardle-1"})
 	require.Contains(t, send(503, request{method: "GET", path: flunders}).body, "no endpoints available")
@@ -448,7 +450,7 @@ func TestARemoteServerThatIsDown(t *testing.T) {
 }
 
 // TestDiscoveryWaitsForNobody: a remote server that accepts connections and does not answer delays discovery only once
-// and briefly. The request holds no place meanwhile.
+// and briefly. The request holds no seat meanwhile.
 func TestDiscoveryWaitsForNobody(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a silent server")
@@ -467,7 +469,8 @@ func TestDiscoveryWaitsForNobody(t *testing.T) {
 	require.Less(t, time.Since(began), 9*time.Second, "one of a hundred waits")
 }
 
-// TestAnAnswerThatBreaksOff: the client notices that the answer is not complete, and the request's place is given back.
+// TestAnAnswerThatBreaksOff: if an answer breaks off, the client notices that the answer is not complete, and the
+// request's seat is given back.
 func TestAnAnswerThatBreaksOff(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{InFlight: 1} })
@@ -526,7 +529,7 @@ func TestRemoteWatch(t *testing.T) {
 			}
 			lines = watch(t.Context())
 			drained := make(chan struct{})
-			go func() { s.Drain(t.Context(), 0); close(drained) }()
+			go func() { s.drain(); close(drained) }()
 			_, err := lines.ReadString('\n')
 			require.Equal(t, io.EOF, err)
 			<-remote.gone
@@ -538,11 +541,11 @@ func TestRemoteWatch(t *testing.T) {
 // TestAFunctionRedirectsRemoteWatches: a function redirects a remote watch as it does all other watches.
 func TestAFunctionRedirectsRemoteWatches(t *testing.T) {
 	remote := newRemoteServer(t)
-	s := newServer(t, remote.proxy(t), func(c *Config) { c.WatcherURL = "https://watcher.example.com" })
+	s := newServer(t, remote.proxy(t), elsewhere)
 	remote.register(t, func(code int, r request) answer { return s.must(t, code, r) })
 	s.must(t, 200, request{method: "GET", path: flunders})
 	got := s.must(t, 307, request{method: "GET", path: flunders + "?watch=true"})
-	require.Equal(t, "https://watcher.example.com"+flunders+"?watch=true", got.header.Get("Location"))
+	require.Equal(t, "https://watcher.example"+flunders+"?watch=true", got.header.Get("Location"))
 }
 
 // TestRemoteUpgrade: a stream in both directions is passed on, and ends when this process stops.
@@ -570,14 +573,14 @@ func TestRemoteUpgrade(t *testing.T) {
 		require.Equal(t, "you said "+word+"\n", line)
 	}
 	require.Equal(t, "system:admin", remote.seen().Header.Get("X-Remote-User"))
-	s.Drain(t.Context(), 0)
+	s.drain()
 	_, err = reader.ReadByte()
 	require.Equal(t, io.EOF, err)
 }
 
-// TestASlowRemoteServerHoldsNoPlace: while one user waits for a remote server, other users are served, though there is
-// only one place. The waiting request ends with its deadline.
-func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
+// TestASlowRemoteServerHoldsNoSeat: while one user waits for a remote server, other users are served, though there is
+// only one seat. The waiting request ends with its deadline.
+func TestASlowRemoteServerHoldsNoSeat(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t), withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{InFlight: 1, Mutating: 1, Timeout: 20 * time.Second} })
 	remote.register(t, s.sender(t, "root"))
@@ -606,7 +609,7 @@ func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	require.Equal(t, 200, <-done)
 }
 
-// TestAvailability: the lifecycle writes the same about a remote server as upstream's controller.
+// TestAvailability: the lifecycle writes the same condition of a remote server as upstream's controller would.
 func TestAvailability(t *testing.T) {
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t))
@@ -645,8 +648,7 @@ func TestLocalAPIServices(t *testing.T) {
 	condition := fieldOf(apps, "status.conditions").([]any)[0].(map[string]any)
 	require.Equal(t, "Local APIServices are always available", condition["message"])
 	require.Equal(t, "True", condition["status"])
-	versions, err := aggregation.Builtin()
-	require.NoError(t, err)
+	versions := aggregation.Builtin()
 	require.Len(t, send(200, request{method: "GET", path: apiServices}).object(t)["items"], len(versions))
 	send(200, request{method: "GET", path: apiServices + "/v1."})
 	send(404, request{method: "GET", path: apiServices + "/v1.apiregistration.k8s.io"})
@@ -666,7 +668,7 @@ func TestLocalAPIServices(t *testing.T) {
 	send(422, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"v1.b.example"},"spec":{"group":"b.example","version":"v1","groupPriorityMinimum":0,"versionPriority":1}}`})
 	send(422, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"another"},"spec":{"group":"b.example","version":"v1","groupPriorityMinimum":1,"versionPriority":1}}`})
 
-	// A new version of a built-in group is listed behind its own.
+	// A new version of a built-in group is listed behind the group's own versions.
 	require.Contains(t, send(200, request{method: "GET", path: "/apis/apps"}).body, `{"groupVersion":"apps/v9","version":"v9"}`)
 	send(200, request{method: "GET", path: "/apis/apps/v1/deployments"})
 	send(503, request{method: "GET", path: "/apis/apps/v9/deployments"})
@@ -706,7 +708,8 @@ func TestTrustIsPublished(t *testing.T) {
 	require.ErrorContains(t, s.Publish(t.Context(), aggregation.Trust{RequestHeaderCAFile: "missing"}), "missing")
 }
 
-// TestProxyCertificateRotates: the next connection uses the new certificate.
+// TestProxyCertificateRotates: after the proxy's certificate was replaced, the next connection uses the new
+// certificate.
 func TestProxyCertificateRotates(t *testing.T) {
 	remote := newRemoteServer(t)
 	var files Config
@@ -734,6 +737,6 @@ func TestProxyCertificateRotates(t *testing.T) {
 		s.Shrink() // closes idle connections
 		return request{method: "GET", path: flunders}.do(t, s).code == 200
 	})
-	_, err = New(Config{Cell: newCell(t), ProxyClientCertFile: "missing", ProxyClientKeyFile: "missing"})
+	_, err = New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), ProxyClientCertFile: "missing", ProxyClientKeyFile: "missing"})
 	require.ErrorContains(t, err, "--proxy-client-cert-file")
 }

@@ -6,10 +6,11 @@
 // A request's path through the package:
 //
 //  1. filters.go finds out what the request asks for and who sent it, receives the body (gate/bodies.go), waits for a
-//     place (gate/places.go), catches up with the log once, and authorizes.
-//  2. dispatch.go chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
-//  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
-//  4. admission.go, access/authz.go and upstream's own lookups read through listers, at the newest view.
+//     seat (gate/seats.go), catches up with the log once, and authorizes.
+//  2. dispatch.go chooses discovery, OpenAPI, metrics, or a resource; resource.go serves every request for a resource.
+//  3. group.go builds the group if this is its first request (groups.go makes its registries), and upstream's handlers
+//     take over.
+//  4. admission.go, roles and upstream's own lookups read through listers, at the newest view.
 //  5. The registry reads and writes through its store, which is one of kubestore's (resources).
 package apiserver
 
@@ -17,7 +18,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -27,7 +27,6 @@ import (
 	"k8s.io/kubernetes/pkg/capabilities"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description"
@@ -47,21 +46,13 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s.groups = newGroups(s)
-	var err error
-	if s.crds, err = newCustomResources(s); err != nil {
-		return nil, err
-	}
+	s.crds = newCustomResources(s)
 	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
 		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.processPaths(), s.tokens.Paths()...),
-		NotServed: answers.Unknown, Fail: answers.Fail, Logger: s.config.Logger,
+		Logger: s.config.Logger,
 	}
-	if s.discovery, err = description.NewDiscovery(d); err != nil {
-		return nil, err
-	}
-	if s.openapi, err = description.NewOpenAPI(d); err != nil {
-		return nil, err
-	}
+	s.discovery, s.openapi = description.NewDiscovery(d), description.NewOpenAPI(d)
 	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))
 	return s, nil
 }
@@ -70,21 +61,21 @@ func New(c Config) (*Server, error) {
 // system:masters. The client cannot watch.
 func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
 
-// Bootstrap writes those objects that kube-apiserver makes when it starts, if they are missing. It is idempotent, and
-// any number of processes may call it at once.
+// Bootstrap writes the objects that kube-apiserver makes when it starts, except for objects that exist already. It is
+// idempotent, and any number of processes may call it at once.
 func (s *Server) Bootstrap(ctx context.Context) error {
 	return bootstrap.Write(ctx, bootstrap.Config{
-		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, RootCA: s.rootCA, Loopback: s.loopback,
+		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, RootCA: s.rootCA, Bare: s.config.Bare, Loopback: s.loopback,
 		Version: s.generic.EffectiveVersion.BinaryVersion().String(),
 	})
 }
 
-// RootCA is the certificate that is copied to every namespace, empty for none. The lifecycle restores a copy that was
-// lost.
+// RootCA is the certificate that is copied to every namespace, empty if there is no such certificate. The lifecycle
+// restores a copy that was lost.
 func (s *Server) RootCA() []byte { return s.rootCA }
 
 // newCustomResources makes the handler for the objects that CustomResourceDefinitions define.
-func newCustomResources(s *Server) (*customresources.Handler, error) {
+func newCustomResources(s *Server) *customresources.Handler {
 	return customresources.NewHandler(customresources.Config{
 		Cell:        s.config.Cell,
 		Stores:      s.stores,
@@ -96,32 +87,27 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 			}
 			return built.info.VersionedResourcesStorageMap["v1"][customresources.Resource.Resource].(restregistry.Watcher), nil
 		},
-		WithLine:            withLine,
+		WithWatchWriter:     withWatchWriter,
 		Admission:           s.generic.AdmissionControl,
 		Authorizer:          s.generic.Authorization.Authorizer,
 		Calls:               s.servers.Calls,
-		Corrected:           answers.Corrected,
 		RequestTimeout:      s.generic.RequestTimeout,
 		MinRequestTimeout:   s.minRequestTimeout(),
 		MaxRequestBodyBytes: s.generic.MaxRequestBodyBytes,
-		NotServed:           answers.Unknown,
-		Fail:                answers.Fail,
 		Logger:              s.config.Logger,
 	})
 }
 
 // Instances is the storage of a CRD's instances, in the CRD's storage version, whichever versions are served. The
-// lifecycle deletes the instances through it.
+// lifecycle deletes the instances through this storage.
 func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
 	return s.crds.Instances(crd)
 }
 
-// Drain refuses new watches from now on, and reports the process as not ready. It spreads the ends of the open watches
-// over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
-// last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
-func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.gate.Drain(ctx, spread) }
+// StopWatches is StopWatches of gate.Gate.
+func (s *Server) StopWatches() (ends []func(), ended <-chan struct{}) { return s.gate.StopWatches() }
 
-// Shrink drops most of what the caches hold. An idle process calls it.
+// Shrink drops most of the caches' contents. An idle process calls Shrink.
 func (s *Server) Shrink() {
 	s.config.Cell.Shrink()
 	s.listers.Shrink()

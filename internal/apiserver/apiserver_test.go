@@ -14,34 +14,22 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
 
-	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // hundreds of lines for each test would hide why one failed
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // hundreds of lines for each test would hide why a test failed
 	os.Exit(m.Run())
-}
-
-// newCell is a fresh cell on an embedded log and a strict bucket in memory.
-func newCell(t testing.TB) kubestore.Cell {
-	t.Helper()
-	log := eventlogtest.Log(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
-	require.NoError(t, err)
-	return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
 }
 
 // newServer serves a fresh cell with the namespace default. It marks
 // the cluster as initialized without Bootstrap, which takes longer.
 func newServer(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
-	c := Config{Cell: newCell(t)}
+	c := Config{Cell: kubestoretest.Cell(t, projection.Config{})}
 	for _, f := range change {
 		f(&c)
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 )
 
-// recording makes a server write records to a file. records returns those since its last call.
+// recording makes a server write records to a file. records returns the records since the last call of records.
 func recording(t testing.TB) (change func(*Config), records func() []auditv1.Event) {
 	t.Helper()
 	audit := access.Audit{PolicyFile: accesstest.AuditPolicy(t), LogPath: filepath.Join(t.TempDir(), "made", "audit.log")}
@@ -49,7 +49,7 @@ func recordsIn(t testing.TB, r io.Reader) (records []auditv1.Event) {
 	return records
 }
 
-// told sums up a record in one line.
+// told is a record in one line.
 func told(e auditv1.Event) string {
 	code := int32(0)
 	if e.ResponseStatus != nil {
@@ -65,8 +65,8 @@ func allTold(records []auditv1.Event) (all []string) {
 	return all
 }
 
-// TestAudit: every request that the policy names is recorded, refused ones too. The record has the id that the answer
-// and the event in the log have.
+// TestAudit: every request that the policy names is recorded, even if it is refused. The record has the same id as the
+// answer and the event in the log.
 func TestAudit(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, withTokens(t), change, func(c *Config) {
@@ -121,7 +121,8 @@ func TestAudit(t *testing.T) {
 	require.Empty(t, records())
 }
 
-// TestAuditOfLoopback: a request through the loopback has its own record and id, and does not change its caller's.
+// TestAuditOfLoopback: a request through the loopback has its own record and id, and does not change the record and id
+// of its caller.
 func TestAuditOfLoopback(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -158,13 +159,14 @@ func TestAuditOfWatches(t *testing.T) {
 	defer answer.Body.Close()
 	require.Equal(t, 200, answer.StatusCode)
 	require.Equal(t, []string{"RequestReceived system:admin watch 0", "ResponseStarted system:admin watch 200"}, allTold(records()))
-	s.Drain(t.Context(), 0)
+	s.drain()
 	_, err = io.Copy(io.Discard, answer.Body)
 	require.NoError(t, err)
 	require.Equal(t, []string{"ResponseComplete system:admin watch 200"}, allTold(records()))
 }
 
-// TestAuditOfPanics: a request that panics has a record with the reason, and one of its answer, unless that had begun.
+// TestAuditOfPanics: a request that panics has a record of the panic with its reason. It also has a record of its
+// answer, unless the answer had begun.
 func TestAuditOfPanics(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -185,7 +187,7 @@ func TestAuditOfPanics(t *testing.T) {
 	require.Empty(t, records())
 }
 
-// TestAuditOfAdmission: the record of a request has what admission says about it.
+// TestAuditOfAdmission: the record of a request contains the annotations of admission.
 func TestAuditOfAdmission(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)

@@ -18,6 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 // authority signs certificates.
@@ -53,15 +56,16 @@ func (a authority) until(t *testing.T, expiry time.Time, name string, groups ...
 }
 
 // A certificate that the authority signed identifies a client. A client with another certificate needs a valid token. A
-// client that shows only bad credentials is refused, and does not become anonymous.
+// client whose credentials are all bad is refused, and does not become anonymous.
 func TestClientCertificates(t *testing.T) {
+	const anonymous = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration","anonymous":{"enabled":true}}`
 	ours := newAuthority(t)
 	folder := t.TempDir()
 	roots, tokens := filepath.Join(folder, "ca.pem"), filepath.Join(folder, "tokens.csv")
 	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.cert.Raw}), 0o600))
 	require.NoError(t, os.WriteFile(tokens, []byte("root-token,root,1,system:masters\n"), 0o600))
 	s := newServer(t, func(c *Config) {
-		c.Authentication = access.Authentication{ClientCAFile: roots, TokenFile: tokens, Anonymous: true}
+		c.Authentication = access.Authentication{ClientCAFile: roots, TokenFile: tokens, ConfigFile: accesstest.Write(t, anonymous)}
 		c.Authorization = access.Authorization{Mode: "RBAC"}
 	})
 	code := func(token string, certs ...*x509.Certificate) int {
@@ -87,9 +91,9 @@ func TestClientCertificates(t *testing.T) {
 
 func TestAuthenticationConfiguration(t *testing.T) {
 	for _, a := range []access.Authentication{{TokenFile: "missing"}, {ClientCAFile: "missing"}, {ClientCAFile: os.DevNull}} {
-		_, err := New(Config{Cell: newCell(t), Authentication: a})
+		_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Authentication: a})
 		require.Error(t, err)
 	}
-	_, err := New(Config{Cell: newCell(t), Authorization: access.Authorization{Mode: "Wishful"}})
+	_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), Authorization: access.Authorization{Mode: "Wishful"}})
 	require.ErrorContains(t, err, "Wishful")
 }

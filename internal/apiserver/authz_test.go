@@ -114,8 +114,9 @@ func TestWhoAmI(t *testing.T) {
 	require.NotNil(t, fieldOf(rules.object(t), "status.resourceRules"))
 }
 
-// TestWatchOfUnreadableRules: if a process cannot read the rules that a ClusterRole gets from others, a watch ends. It
-// does not send the stored rules, and the process survives. The client resumes at another process.
+// TestWatchOfUnreadableRules: if a process cannot read the rules that a ClusterRole gets from others, a watch of
+// ClusterRoles ends. The watch does not send the stored rules, and the process survives. The client resumes at another
+// process.
 func TestWatchOfUnreadableRules(t *testing.T) {
 	log, shared := eventlogtest.Log(t), memory.Strict(t)
 	process := func(bucket bucket.Bucket) *Server {
@@ -135,7 +136,7 @@ func TestWatchOfUnreadableRules(t *testing.T) {
 	require.NoError(t, err)
 
 	open := func() int { return int(measured(t, "logplane_watches").GetGauge().GetValue()) }
-	for _, watches := range []int{1, 4} { // 4 watches share what they send
+	for _, watches := range []int{1, 4} { // 4 watches share their events
 		unreadable := &unreadableBucket{Bucket: shared}
 		cold, others := process(unreadable), open()
 		ended := make(chan string, watches)
@@ -167,8 +168,8 @@ func (u *unreadableBucket) GetRange(ctx context.Context, key string, offset, len
 	return u.Bucket.GetRange(ctx, key, offset, length)
 }
 
-// A ClusterRole has the rules of the roles that it selects as soon as
-// they exist, even if roles select each other in a chain or a circle.
+// A ClusterRole has the rules of the roles that it selects as soon as those roles exist, even if roles select each
+// other in a chain or a circle.
 func TestAggregatedClusterRoles(t *testing.T) {
 	s := newGuarded(t)
 	role := func(name, label, selects, rules string) request {

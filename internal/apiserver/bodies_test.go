@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +16,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/gate"
 )
 
-// TestBodyThatDoesNotArrive: a request is answered 408 if its body does not arrive in time, and never takes a place.
+// TestBodyThatDoesNotArrive: a request is answered 408 if its body does not arrive in time, and never takes a seat.
 // Other requests on the same HTTP/2 connection go on.
 func TestBodyThatDoesNotArrive(t *testing.T) {
 	if testing.Short() {
@@ -58,15 +59,15 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 			text, err := io.ReadAll(late.Body)
 			require.NoError(t, err)
 			require.Contains(t, string(text), "the body of the request did not arrive in time: nothing was done")
-			require.Zero(t, s.gate.Bytes())
 		})
 	}
 }
 
-// A request that keeps a processor busy for long waits for other such requests of its user. Other users do not wait.
-func TestHeavyWritesTakeTurns(t *testing.T) {
+// A request that keeps a processor busy for long waits for other such requests of its user. Requests of other users do
+// not wait.
+func TestWritesTakeHeavySeats(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
-	takeTurns(t, s, "ann")
+	takeHeavySeats(t, s, "ann")
 	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", cost.HeavyBody) + `"}}`}
 	copying := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"copy","from":"/data","path":"/data"}]`}
 	moving := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"move","from":"/data","path":"/data"}]`}
@@ -78,8 +79,9 @@ func TestHeavyWritesTakeTurns(t *testing.T) {
 	s.must(t, 404, copying.as("bob"))
 }
 
-// TestTurnsOfRequestsThatEnded: a transaction whose deadline passes before it gets a turn does not get one afterwards.
-func TestTurnsOfRequestsThatEnded(t *testing.T) {
+// TestHeavySeatsOfRequestsThatEnded: a transaction whose deadline passes before it gets a heavy seat does not get one
+// afterwards.
+func TestHeavySeatsOfRequestsThatEnded(t *testing.T) {
 	s := newServer(t, withTokens(t))
 	var all []string
 	for i := range 900 {
@@ -90,15 +92,15 @@ func TestTurnsOfRequestsThatEnded(t *testing.T) {
 		late.path = fmt.Sprintf("%s?timeout=%dms", transactionsPath, n+1)
 		late.as("ann").do(t, s)
 	}
-	require.Eventually(t, func() bool { return s.gate.Heavy.Taken() == 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return unused(s.gate.Heavy, "ann") }, 30*time.Second, time.Millisecond)
 }
 
-func TestHeavyListsTakeTurns(t *testing.T) {
+func TestListsTakeHeavySeats(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
 	for range 4 {
 		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", 100<<10) + `"}}`}.as("ann"))
 	}
-	takeTurns(t, s, "ann")
+	takeHeavySeats(t, s, "ann")
 	whole, page := request{method: "GET", path: configMaps}, request{method: "GET", path: configMaps + "?limit=1"}
 	for user, code := range map[string]int{"ann": 429, "bob": 200, "root": 200} {
 		s.must(t, code, whole.as(user))
@@ -107,16 +109,32 @@ func TestHeavyListsTakeTurns(t *testing.T) {
 	s.must(t, 429, request{method: "DELETE", path: configMaps}.as("ann"))
 }
 
-// takeTurns takes every turn of the user until the test ends.
-func takeTurns(t *testing.T, s *Server, user string) {
-	for range s.gate.Heavy.Share() {
-		taken, err := s.gate.Heavy.Take(t.Context(), user)
-		require.NoError(t, err)
+// takeHeavySeats takes, until the test ends, every heavy seat that the user may have.
+func takeHeavySeats(t *testing.T, s *Server, user string) {
+	require.Positive(t, takeAll(t, s.gate.Heavy, user))
+}
+
+// takeAll takes, until the test ends, every seat of a kind that a user may have, and returns the number of these seats.
+func takeAll(t *testing.T, kind *gate.Seats, user string) (n int) {
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	for {
+		taken, err := kind.Take(impatient, user)
+		if err != nil {
+			return n
+		}
+		n++
 		t.Cleanup(taken)
 	}
 }
 
-// TestExempt: members of system:masters are served even if no place is free. If everybody is a member, nobody is
+// unused says that a user neither has a seat of the kind nor waits for one.
+func unused(kind *gate.Seats, user string) bool {
+	held, waiting, away := kind.Of(user)
+	return held+waiting+away == 0
+}
+
+// TestExempt: members of system:masters are served even if no seat is free. If everybody is a member, nobody is
 // exempt.
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
@@ -126,7 +144,7 @@ func TestExempt(t *testing.T) {
 				withTokens(t)(c)
 			}
 		})
-		for _, kind := range []*gate.Places{s.gate.Reads, s.gate.Writes} {
+		for _, kind := range []*gate.Seats{s.gate.Reads, s.gate.Writes} {
 			taken, err := kind.Take(t.Context(), "bob")
 			require.NoError(t, err)
 			defer taken()

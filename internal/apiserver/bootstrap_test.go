@@ -17,12 +17,14 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 // bootstrapped serves a fresh cell with everything that Bootstrap writes.
 func bootstrapped(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
-	c := Config{Cell: newCell(t)}
+	c := Config{Cell: kubestoretest.Cell(t, projection.Config{})}
 	for _, f := range change {
 		f(&c)
 	}
@@ -32,7 +34,7 @@ func bootstrapped(t testing.TB, change ...func(*Config)) *Server {
 	return s
 }
 
-// TestBootstrapSaysWhoItIs: the objects that every cluster has name 'init' as their author.
+// TestBootstrapSaysWhoItIs: 'init' is the author of the objects that every cluster has.
 func TestBootstrapSaysWhoItIs(t *testing.T) {
 	s := bootstrapped(t)
 	require.Equal(t, eventlog.Author{User: "system:logplane:init"}, s.lastEvent(t).Author)
@@ -57,8 +59,7 @@ func eventsOf(t testing.TB, s *Server) map[string]int {
 func TestBootstrapOneEventPerObject(t *testing.T) {
 	s := bootstrapped(t)
 	first := eventsOf(t, s)
-	versions, err := aggregation.Builtin()
-	require.NoError(t, err)
+	versions := aggregation.Builtin()
 	require.Equal(t, map[string]int{
 		"namespaces":          4,
 		"serviceaccounts":     4,
@@ -79,7 +80,7 @@ func TestBootstrapOneEventPerObject(t *testing.T) {
 }
 
 func TestBootstrapAtOnce(t *testing.T) {
-	cell := newCell(t)
+	cell := kubestoretest.Cell(t, projection.Config{})
 	var running sync.WaitGroup
 	for range 4 {
 		s, err := New(Config{Cell: cell})
@@ -216,7 +217,7 @@ func TestBootstrapAggregates(t *testing.T) {
 func BenchmarkBootstrap(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
-		s, err := New(Config{Cell: newCell(b)})
+		s, err := New(Config{Cell: kubestoretest.Cell(b, projection.Config{})})
 		require.NoError(b, err)
 		b.StartTimer()
 		require.NoError(b, s.Bootstrap(b.Context()))
@@ -225,7 +226,7 @@ func BenchmarkBootstrap(b *testing.B) {
 
 // TestAClusterThatNobodyMade: a misspelled cluster name is noticed by the readiness check and by the first write.
 func TestAClusterThatNobodyMade(t *testing.T) {
-	cell := newCell(t)
+	cell := kubestoretest.Cell(t, projection.Config{})
 	cell.Cluster = "mian"
 	s, err := New(Config{Cell: cell})
 	require.NoError(t, err)

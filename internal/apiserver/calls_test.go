@@ -41,14 +41,15 @@ import (
 	"github.com/logplane/logplane/watcher/doorbell"
 )
 
-// peer is a server that a Server calls, at an address of its own on this machine. It answers '{}' until a fault is set.
+// peer is a server that a Server calls. It has an address of its own on this machine, and answers '{}' until a fault is
+// set.
 type peer struct {
 	*httptest.Server
 	plain *httptest.Server // the same server by plain HTTP
 	fault atomic.Pointer[string]
 
 	asked       chan *http.Request
-	begun, left chan struct{} // begun gets each call with half an answer, left each stalled call that has ended
+	begun, left chan struct{} // begun gets each call with half an answer, and left each stalled call that has ended
 	sent        atomic.Int64  // bytes of answers
 	moved       atomic.Int64  // calls that followed the peer's redirect
 }
@@ -136,7 +137,8 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// at names the peer in an object by its URL, and service by a Service. Both contain the peer's authority.
+// at is the part of an object that names the peer by its URL. service is the part that names the peer by a Service.
+// Both contain the peer's authority.
 func (p *peer) at() string      { return `{"url":"` + p.URL + `",` + p.bundle() + `}` }
 func (p *peer) service() string { return `{"service":` + service + `,` + p.bundle() + `}` }
 func (p *peer) bundle() string {
@@ -152,7 +154,7 @@ func (p *peer) serve(t *testing.T, s *Server, name string) {
 		`"addressType":"IPv4","ports":[{"name":"","port":` + port + `}],"endpoints":[{"addresses":["` + host + `"]}]}`, loopback: true})
 }
 
-// node makes a Node at an address, and a Pod on it.
+// node makes a Node at an address, and a Pod on that Node.
 func (s *Server) node(t *testing.T, name, host, port string) {
 	s.must(t, 201, request{method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"` + name + `"},"status":{"addresses":[{"type":"InternalIP","address":"` + host + `"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":` + port + `}}}}`, loopback: true})
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"` + name + `"},"spec":{"nodeName":"` + name + `","containers":[{"name":"c","image":"i"}]}}`, loopback: true})
@@ -179,9 +181,9 @@ var remoteThings = func(p *peer) string {
 	return `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1","groupPriorityMinimum":10,"versionPriority":10,"service":` + service + `,` + p.bundle() + `}}`
 }
 
-// callers are all the ways in which this program calls another server, by the server that is called. set returns a
-// function that makes such a call to the peer; it returns one of the codes, whatever the peer does. If streams is true,
-// the server passes on what the peer sends, without a bound of its own.
+// callers are all the ways in which this program calls another server, by the kind of that server. set returns a
+// function that makes such a call to the peer. Whatever the peer does, the function returns one of the codes. If
+// streams is true, the server passes on the peer's answer without a bound of its own.
 var callers = map[string]struct {
 	codes   []int
 	streams bool
@@ -294,7 +296,7 @@ func (p *peer) kubelet(t *testing.T) *Server {
 }
 
 // TestCalls: no call follows a redirect with the contents of a request, and no answer, compressed or not, takes more
-// memory than it may.
+// memory than its bound.
 func TestCalls(t *testing.T) {
 	for who, caller := range callers {
 		faults := []string{"redirects to http", "redirects to https"}
@@ -325,10 +327,11 @@ func TestCalls(t *testing.T) {
 
 // TestCallsThatStall: every kind of call ends, even if the peer does not end its answer.
 func TestCallsThatStall(t *testing.T) {
+	t.Parallel() // this test only waits
 	var running sync.WaitGroup
 	defer running.Wait()
 	for who, caller := range callers {
-		if caller.streams || testing.Short() && strings.Contains(who, "conversion") { // upstream's conversion has half a minute, too
+		if caller.streams || testing.Short() && strings.Contains(who, "conversion") { // upstream's conversion may take half a minute, too
 			continue
 		}
 		for _, fault := range []string{"stalls", "begins and stalls"} {
@@ -343,8 +346,8 @@ func TestCallsThatStall(t *testing.T) {
 	}
 }
 
-// TestAHalfAnswerHoldsNoPlace: a request gives its place to others while its webhook is in the middle of an answer.
-func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
+// TestAHalfAnswerHoldsNoSeat: a request gives its seat to others while its webhook is in the middle of an answer.
+func TestAHalfAnswerHoldsNoSeat(t *testing.T) {
 	p := newPeer(t)
 	s := newServer(t, withTokens(t), func(c *Config) {
 		c.Authentication.Reviews = access.ReviewsConfig{File: accesstest.Kubeconfig(t, p.Server), Version: "v1"}
@@ -362,8 +365,8 @@ func TestAHalfAnswerHoldsNoPlace(t *testing.T) {
 	<-asked
 }
 
-// TestNoAddressOfThisMachine: if other machines reach the server, it does not call an object's address on this machine,
-// nor a name that stands for one.
+// TestNoAddressOfThisMachine: if other machines reach the server, the server calls no address of this machine, whether
+// an object contains the address or a name that stands for the address.
 func TestNoAddressOfThisMachine(t *testing.T) {
 	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
 	t.Cleanup(local.Close)
@@ -391,7 +394,8 @@ func TestNoAddressOfThisMachine(t *testing.T) {
 	require.Contains(t, s.must(t, 500, request{method: "GET", path: "/api/v1/namespaces/default/pods/n/log"}).body, says)
 }
 
-// TestNamesThatChange: an address is checked when it is called, whatever the name meant when it was checked before.
+// TestNamesThatChange: an address is checked when it is called, even if an earlier check of the name found another
+// address.
 func TestNamesThatChange(t *testing.T) {
 	local := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the machine itself was called") }))
 	t.Cleanup(local.Close)
@@ -506,8 +510,8 @@ func TestCallsToItself(t *testing.T) {
 	require.Equal(t, "secret", other.BearerToken, "the operator's kubeconfig has it for that one")
 }
 
-// inPod makes a server that can call a Pod, which has its own address on this machine and handles each connection with
-// the given function.
+// inPod makes a server that can call a Pod, which has its own address on this machine. The given function handles each
+// connection to the Pod.
 func inPod(t *testing.T, handle func(net.Conn)) (server *httptest.Server, path string) {
 	s := newServer(t, func(c *Config) { c.Kubelets = newAuthority(t).kubelets(t, pkix.Name{CommonName: "api"}) })
 	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
@@ -558,7 +562,7 @@ func TestHeadersOfPods(t *testing.T) {
 		require.NoError(t, err)
 		_ = answer.Body.Close()
 		require.GreaterOrEqual(t, answer.StatusCode, 500, connection)
-		require.Less(t, <-sent, 32<<20, connection) // the sockets hold some of it
+		require.Less(t, <-sent, 32<<20, connection) // the sockets hold some of the headers
 	}
 }
 

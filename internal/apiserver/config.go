@@ -53,7 +53,11 @@ const defaultRequestTimeout = time.Minute
 
 // enableFeatures sets the process-wide feature gates before the first group is built, since codecs depend on them.
 var enableFeatures = sync.OnceFunc(func() {
-	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{string(features.CBORServingAndStorage): true})
+	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
+		string(features.CBORServingAndStorage): true,
+		// Upstream would announce gzip for a watch whose bytes our watch writer sends past its compressor.
+		string(features.WatchListCompression): false,
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -100,10 +104,10 @@ func (s *Server) configure() error {
 		Claims: map[schema.GroupResource]resources.ClaimsFunc{
 			api.Resource("services"): services.Claims(s.config.Cell.Cluster, transformers.For(networkingv1.Resource("ipaddresses"))),
 		},
-		Complete: s.complete,
-		Beside:   s.beside,
-		Within:   s.withinReach,
-		Wrap:     func(store storage.Interface) storage.Interface { return s.cost.Patchable(lists.Store(store)) },
+		Complete:  s.complete,
+		Alongside: s.alongside,
+		Within:    s.withinReach,
+		Wrap:      func(store storage.Interface) storage.Interface { return s.cost.Patchable(lists.Store(store)) },
 	})
 	if err != nil {
 		return fmt.Errorf("make stores: %w", err)
@@ -131,7 +135,7 @@ func (s *Server) configure() error {
 			return fmt.Errorf("read the root certificate: %w", err)
 		}
 	}
-	s.namespaces = namespaces.New(namespaces.Config{Stores: s.stores, Listers: s.listers, RootCA: s.rootCA})
+	s.namespaces = namespaces.New(namespaces.Config{Stores: s.stores, Listers: s.listers, RootCA: s.rootCA, Bare: s.config.Bare})
 	if s.quotas, err = quotas.New(quotas.Config{Stores: s.stores, Listers: s.listers}); err != nil {
 		return err
 	}
@@ -170,7 +174,7 @@ func (s *Server) configure() error {
 func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 	return aggregation.New(aggregation.Config{
 		Listers: s.listers, Services: s.servers, Dialer: s.dialer, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
-		Timeout: s.generic.RequestTimeout, Fail: answers.Fail, Logger: s.config.Logger,
+		Timeout: s.generic.RequestTimeout, Logger: s.config.Logger,
 	})
 }
 
@@ -185,7 +189,7 @@ func (s *Server) isOwn(c *x509.Certificate) bool {
 	return is(s.aggregator.Certificate()) || s.kubelets != nil && is(s.kubelets.Get().certificate)
 }
 
-// newTokens makes the issuer and verifier of service accounts' tokens, nil if these are not configured.
+// newTokens makes the issuer and verifier of service accounts' tokens, nil if such tokens are not configured.
 func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 	c := s.config.Authentication.ServiceAccounts
 	c.ExternalAddress = s.generic.ExternalAddress
@@ -193,14 +197,16 @@ func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 	if t == nil || err != nil {
 		return nil, nil, err
 	}
-	core := s.listers.Core().V1()
+	core, webhooks := s.listers.Core().V1(), s.listers.Admissionregistration().V1()
 	return t, t.Authenticator(tokens.Objects{
 		Accounts: core.ServiceAccounts().Lister(), Pods: core.Pods().Lister(), Secrets: core.Secrets().Lister(), Nodes: core.Nodes().Lister(),
+		ValidatingWebhooks: webhooks.ValidatingWebhookConfigurations().Lister(), MutatingWebhooks: webhooks.MutatingWebhookConfigurations().Lister(),
 	}, s.catchUp), nil
 }
 
 // catchUp reads the log so that a token can be verified, before the request has its view. If the log does not answer, a
-// good token must not count as bad. Upstream answers 401 to every error, so catchUp reports its error as listers do.
+// good token must not count as bad. Upstream answers 401 to every error, so catchUp reports its error in the way of a
+// lister (listers.Fail).
 func (s *Server) catchUp(ctx context.Context) error {
 	if _, err := s.config.Cell.Consistent(ctx); err != nil {
 		listers.Fail(ctx, err)

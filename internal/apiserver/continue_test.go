@@ -12,16 +12,17 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
-// minute is a scaled-down minute of log time. The log keeps 10 of them, and a revision can be read for 60.
+// minute is a scaled-down minute of log time. The log keeps events for 10 such minutes, and a revision can be read for
+// 60 such minutes.
 const minute = 60 * time.Millisecond
 
-// TestPagesOfASelectedNamespace: if a list of all namespaces selects one namespace, its pages contain all objects of
-// that namespace once. Upstream requests the first page in another way than the later ones.
+// TestPagesOfASelectedNamespace: if a list of all namespaces selects one namespace, the pages of the list contain each
+// object of that namespace once. Upstream requests the first page in another way than the later pages.
 func TestPagesOfASelectedNamespace(t *testing.T) {
 	s := newServer(t)
 	for _, namespace := range []string{"aaa", "mmm", "zzz"} {
@@ -61,10 +62,8 @@ func TestContinueAfterNineMinutes(t *testing.T) {
 	defer cancel()
 	log, bucket := eventlogtest.Log(t), memory.New()
 	process := func() kubestore.Cell {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 2000,
+		return kubestoretest.Cell(t, projection.Config{Log: log, Bucket: bucket, InlineBytes: 2000,
 			LogRetention: 10 * minute, Retention: 60 * minute})
-		require.NoError(t, err)
-		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
 	}
 	projector := process().Projection
 	one := newServer(t, func(c *Config) { c.Cell = process() })

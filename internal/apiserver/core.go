@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/util/proxy"
+	webhookclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
 	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
@@ -86,7 +88,7 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	}
 	storage := group.VersionedResourcesStorageMap["v1"]
 	for _, add := range []func(map[string]rest.Storage, generic.RESTOptionsGetter) error{
-		p.addPods, p.addServices, p.addVolumes, p.addControllers, p.addRest,
+		p.addPods, p.addServices, p.addRest,
 	} {
 		if err := add(storage, opts); err != nil {
 			return genericapiserver.APIGroupInfo{}, err
@@ -97,7 +99,7 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 
 // addPods adds nodes and pods, which find each other through the kubelet's address. Without credentials for kubelets,
 // log, exec, attach, portforward and proxy are registered only for discovery and authorization. An earlier filter then
-// answers requests for them with 405.
+// answers requests for these subresources with 405.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{Port: kubeletPort, PreferredAddressTypes: p.addresses}, p.pods)
 	if err != nil {
@@ -132,10 +134,14 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	storage["pods/resize"] = pods.Resize
 	storage["bindings"] = pods.LegacyBinding
 
-	// This replaces the service accounts of NewRESTStorage, which know no Pods, as upstream does. Without an issuer, an
-	// earlier filter answers requests for a token with 405.
-	accounts, err := accountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
-		nodes.Node.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
+	// This registry replaces the service accounts of NewRESTStorage, which do not know Pods. Upstream does the same.
+	// Without an issuer, an earlier filter answers requests for a token with 405.
+	webhooks, err := webhookclient.NewForConfig(p.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
+	accounts, err := accountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.authorizer, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
+		nodes.Node.Store, webhooks.ValidatingWebhookConfigurations(), webhooks.MutatingWebhookConfigurations(), p.ExtendExpiration, p.MaxExtendedExpiration)
 	if err != nil {
 		return err
 	}
@@ -147,24 +153,28 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 // noIssuer stands in for an issuer, so that discovery lists the subresource 'token'.
 type noIssuer struct{ serviceaccount.TokenGenerator }
 
-// addServices needs the pods' storage, for the services' proxy.
+// addServices adds services. It needs the storage of pods for the proxy of services.
 func (p *coreProvider) addServices(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	endpoints, err := endpointsstore.NewREST(opts)
 	if err != nil {
 		return err
 	}
-	service, status, proxy, err := services.NewREST(p.services, opts, endpoints, storage["pods"].(rest.Getter), p.pods)
+	slices, err := proxy.NewEndpointSliceListerGetter(p.Informers.Discovery().V1().EndpointSlices().Lister())
+	if err != nil {
+		return err
+	}
+	service, status, proxied, err := services.NewREST(p.services, opts, slices, storage["pods"].(rest.Getter), p.pods)
 	if err != nil {
 		return err
 	}
 	storage["endpoints"] = endpoints
 	storage["services"] = service
 	storage["services/status"] = status
-	storage["services/proxy"] = proxy
+	storage["services/proxy"] = proxied
 	return nil
 }
 
-func (p *coreProvider) addVolumes(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	volumes, volumeStatus, err := pvstore.NewREST(opts)
 	if err != nil {
 		return err
@@ -178,10 +188,7 @@ func (p *coreProvider) addVolumes(storage map[string]rest.Storage, opts generic.
 	storage["persistentvolumes/status"] = volumeStatus
 	storage["persistentvolumeclaims"] = claims
 	storage["persistentvolumeclaims/status"] = claimStatus
-	return nil
-}
 
-func (p *coreProvider) addControllers(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	controllers, err := controllerstore.NewStorage(opts)
 	if err != nil {
 		return err
@@ -189,10 +196,7 @@ func (p *coreProvider) addControllers(storage map[string]rest.Storage, opts gene
 	storage["replicationcontrollers"] = controllers.Controller
 	storage["replicationcontrollers/status"] = controllers.Status
 	storage["replicationcontrollers/scale"] = controllers.Scale
-	return nil
-}
 
-func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	templates, err := podtemplatestore.NewREST(opts)
 	if err != nil {
 		return err
@@ -203,8 +207,9 @@ func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RES
 	}
 	storage["podtemplates"] = templates
 	storage["limitranges"] = limits
+
 	// Upstream lists the servers of etcd, and a scheduler and a controller manager on its own machine. Here the log
-	// takes etcd's place. This process does not know whether and where the other two run.
+	// takes etcd's place. This process does not know whether and where a scheduler and a controller manager run.
 	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server {
 		return map[string]componentstatus.Server{"log": logHealth{p.services.Cell.Log}}
 	})

@@ -135,7 +135,8 @@ func TestCoreResources(t *testing.T) {
 	}
 }
 
-// TestComponentStatuses: the log, which requests need, is the only component. None is invented.
+// TestComponentStatuses: the log is the only component that is listed. Requests need the log; other components are not
+// invented.
 func TestComponentStatuses(t *testing.T) {
 	s := bootstrapped(t)
 	list := s.must(t, 200, request{method: "GET", path: "/api/v1/componentstatuses"}).body
@@ -166,7 +167,7 @@ func TestServiceStatus(t *testing.T) {
 	require.Equal(t, "192.0.2.1", updated.Status.LoadBalancer.Ingress[0].IP)
 	require.Equal(t, ports, claimedPorts(t, s))
 
-	// A finalizer keeps the service, and with it the claims. A status patch removes the finalizer.
+	// A finalizer keeps the service and its claims. A status patch removes the finalizer.
 	_, err = servicesOf(s).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"metadata":{"finalizers":["example.com/hold"]}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	require.NoError(t, servicesOf(s).Delete(t.Context(), "web", metav1.DeleteOptions{}))

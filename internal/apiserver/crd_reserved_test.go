@@ -47,7 +47,7 @@ func asJSON(t *testing.T, v any) string {
 	return string(b)
 }
 
-// store appends a row without any check, as an older version could have done.
+// store appends a row without any check, as an older version of Logplane could have done.
 func (s *Server) store(t *testing.T, resource schema.GroupResource, prefix, name, contentType string, body []byte) {
 	t.Helper()
 	view, err := s.config.Cell.Projection.Latest(t.Context())
@@ -76,7 +76,7 @@ func TestReservedDefinitions(t *testing.T) {
 	}
 	for _, c := range []struct {
 		plural, group, version string
-		why                    string // empty if it is allowed
+		why                    string // empty if the definition is allowed
 	}{
 		{"customresourcedefinitions", "apiextensions.k8s.io", "v2", "built in, in every version"},
 		{"apiservices", "apiregistration.k8s.io", "v2", "built in, in every version"},
@@ -101,7 +101,7 @@ func TestReservedDefinitions(t *testing.T) {
 		require.Equal(t, 422, a.code, a.body)
 		require.Contains(t, a.object(t)["message"], c.why)
 	}
-	// Nor may such a version be added, but a definition that is already stored may be changed.
+	// Such a version may not be added either, but a definition that is already stored may be changed.
 	crd := definition("things", "networking.k8s.io", "v9alpha1", "v1")
 	a := request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: asJSON(t, map[string]any{"spec": crd.Spec})}.do(t, s)
 	require.Equal(t, 422, a.code, a.body)
@@ -109,7 +109,8 @@ func TestReservedDefinitions(t *testing.T) {
 	s.must(t, 200, request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: `{"metadata":{"labels":{"a":"b"}}}`})
 }
 
-// A cell may contain such definitions and their objects, from before they were refused. Everything else is served.
+// A cell may contain definitions of reserved groups and their objects, from the time before such definitions were
+// refused. Everything else is served.
 func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -140,7 +141,7 @@ func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s.must(t, 200, request{method: "DELETE", path: crdsPath + "/" + ports.Name})
 }
 
-// A row that cannot be decoded takes away only the rights that it would give. A CRD that cannot be decoded does not
+// A row that cannot be decoded removes only the rights that the row would grant. A CRD that cannot be decoded does not
 // affect the other CRDs.
 func TestOneBadRow(t *testing.T) {
 	s := newGuarded(t)
@@ -165,8 +166,7 @@ func TestOneBadRow(t *testing.T) {
 // a CRD of that name is refused.
 func TestPrefixesAreApart(t *testing.T) {
 	s := newServer(t)
-	groups, err := spec.Groups()
-	require.NoError(t, err)
+	groups := spec.Groups()
 	for _, g := range groups {
 		for _, v := range g.Versions {
 			for _, r := range v.Resources {

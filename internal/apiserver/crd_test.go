@@ -312,7 +312,7 @@ func TestCRDChangesAtOnce(t *testing.T) {
 		require.Equal(t, "example.com/v2", got.GetAPIVersion())
 		requireServed(t, two, "example.com/v2", true)
 
-		// A deleted CRD is terminating. It goes when its last finalizer does.
+		// A deleted CRD is terminating. It is gone once its last finalizer is removed.
 		require.NoError(t, two.Resource(crdResource).Delete(ctx, crd.GetName(), metav1.DeleteOptions{}))
 		crd, err = one.Resource(crdResource).Get(ctx, crd.GetName(), metav1.GetOptions{})
 		require.NoError(t, err)
@@ -385,7 +385,7 @@ spec:
 `, plural, kind, short)
 }
 
-// If several CRDs claim the same name at once, through two servers, exactly one gets it.
+// If several CRDs claim the same name at once, through two servers, exactly one CRD gets the name.
 func TestClashingNames(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -466,12 +466,13 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 }
 
-// Two writers see that a name is free. The log lets one of them have it, and the other one then finds the name taken.
+// Two writers see that a name is free. The log gives the name to one writer, and the other writer then finds the name
+// taken.
 func TestNameRace(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
 	require.NoError(t, err)
-	var prepared sync.WaitGroup // reached when both have found no clash
+	var prepared sync.WaitGroup // done when both have found no clash
 	prepared.Add(2)
 	crds := make([]*unstructured.Unstructured, 2)
 	var writers sync.WaitGroup
@@ -498,7 +499,7 @@ func TestNameRace(t *testing.T) {
 	require.ElementsMatch(t, []string{"True", "False"}, []string{condition(crds[0], "Established"), condition(crds[1], "Established")})
 }
 
-// meetingStrategy delays each writer's first try until every writer has made one.
+// meetingStrategy delays each writer's first try until every writer has made its first try.
 type meetingStrategy struct {
 	restregistry.RESTCreateStrategy
 	prepared *sync.WaitGroup
@@ -592,7 +593,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 	require.False(t, open)
 }
 
-// Objects that are stored in one version are read in another one through the CRD's conversion webhook.
+// Objects that are stored in one version are read in another version through the CRD's conversion webhook.
 func TestConversionWebhook(t *testing.T) {
 	calls := &atomic.Int32{}
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -640,7 +641,7 @@ spec:
 	require.Equal(t, "example.com/v2", fieldOf(got.Object, "spec.convertedTo"))
 	require.Positive(t, calls.Load())
 
-	hook.Close() // not a mistake of the client that patches
+	hook.Close() // the failure is not a mistake of the client that patches
 	apply := object(t, "apiVersion: example.com/v2\nkind: Gadget\nmetadata: {name: b}\nspec: {made: here}\n")
 	_, err = c.Resource(gadgets.GroupResource().WithVersion("v2")).Apply(t.Context(), "b", apply, metav1.ApplyOptions{FieldManager: "one"})
 	require.ErrorContains(t, err, "conversion webhook for example.com/v2, Kind=Gadget failed")
@@ -668,8 +669,8 @@ status: {conditions: [{type: Ours, status: "True", reason: Because, message: "",
 	require.Equal(t, "True", condition(both, "Ours"))
 }
 
-// A write of a CRD also sets the status that upstream's controllers would set. A status that a client writes claims no
-// name.
+// A write of a CRD also sets the status that upstream's controllers would set. No name is claimed by a status that a
+// client writes.
 func TestCRDConditions(t *testing.T) {
 	c := connect(t, newServer(t))
 	crds := c.Resource(crdResource)
@@ -725,7 +726,7 @@ func TestCRDConditions(t *testing.T) {
 	require.Equal(t, "True", condition(wet, "NamesAccepted"))
 }
 
-// TestWholeNumbers: if a client sends back a custom resource as it got it, nothing changes, however the numbers were
+// TestWholeNumbers: if a client sends back a custom resource unchanged, nothing changes, however the numbers were
 // written at first.
 func TestWholeNumbers(t *testing.T) {
 	s := newServer(t)
@@ -739,14 +740,14 @@ func TestWholeNumbers(t *testing.T) {
 	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: got.body}).body)
 	require.Contains(t, s.must(t, 200, request{method: "GET", path: customs}).body, read)
 
-	// Nor if it sends again what it sent at first, with numbers as some clients write them.
+	// Nothing changes if the client sends its first body again, with numbers as some clients write them.
 	again := strings.Replace(got.body, `"a":1,`, `"a":1.0,`, 1)
 	require.NotEqual(t, got.body, again)
 	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: again}).body)
 	patch := request{method: "PATCH", path: customs + "/a", body: `{"spec":{"free":{"c":1e3}}}`, contentType: "application/merge-patch+json"}
 	require.Equal(t, got.body, s.must(t, 200, patch).body)
 
-	// Nor if a webhook adds such a number each time.
+	// Nothing changes if a webhook adds such a number each time.
 	w := newWebhookServer(t)
 	w.decides(patching(`[{"op":"add","path":"/spec/free/w","value":1.0}]`))
 	about := strings.NewReplacer(`"apiGroups":[""]`, `"apiGroups":["example.com"]`, `"configmaps"`, `"widgets"`, `"CREATE"`, `"CREATE","UPDATE"`)

@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A version in which objects are stored cannot be dropped, unless somebody declares in the status that there are no
-// such objects. A request for such an object then says which object it is and what to do. kube-apiserver answers 500,
-// too.
+// A version in which objects are stored cannot be dropped, unless the CRD's status declares that there are no such
+// objects. If such an object exists nevertheless, the answer to a request for the object is a 500 that names the object
+// and the remedy. kube-apiserver answers 500, too.
 func TestDroppedStoredVersion(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	const crds, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "things.example.com"
@@ -34,7 +34,7 @@ func TestDroppedStoredVersion(t *testing.T) {
 	s.must(t, 200, drop)
 	for _, ask := range []request{{method: "GET", path: v2}, {method: "GET", path: v2 + "/x"}, {method: "DELETE", path: v2 + "/x"}, merge(v2+"/x", `{"a":1}`)} {
 		status := s.must(t, 500, ask).object(t)
-		require.Equal(t, "InternalError", status["reason"])
+		require.Equal(t, map[bool]string{true: "StorageReadError", false: "InternalError"}[ask.path == v2], status["reason"])
 		for _, said := range []string{"/example.com/things/default/x", "example.com/v1", "add it to the `spec.versions`"} {
 			require.Contains(t, status["message"], said)
 		}
@@ -49,7 +49,8 @@ func TestDroppedStoredVersion(t *testing.T) {
 	s.must(t, 200, drop)
 	require.Len(t, fieldOf(s.must(t, 200, request{method: "GET", path: v2}).object(t), "items"), 1)
 
-	// Nobody can show the objects of that time any more. Clients that want to continue from there must list again.
+	// The objects as they were then cannot be shown any more. Clients that want to continue from that revision must
+	// list again.
 	s.must(t, 410, request{method: "GET", path: v2 + "?resourceVersionMatch=Exact&resourceVersion=" + before})
 	for _, query := range []string{"1", "1&labelSelector=x%3Dy", created} {
 		ended := s.must(t, 200, request{method: "GET", path: v2 + "?watch=1&timeoutSeconds=60&resourceVersion=" + query}).body

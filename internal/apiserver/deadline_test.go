@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A client that goes away does not count as a timeout, and is logged only for debugging.
+// A request whose client goes away does not count as a timeout, and is logged only for debugging.
 func TestClientGoesAway(t *testing.T) {
 	var logged product.Output
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -54,8 +54,8 @@ func TestClientGoesAway(t *testing.T) {
 
 }
 
-// TestSlowReaderOfAList: a client that does not read its list is cut off soon after the deadline that it asked for.
-// Otherwise the request would be served for as long as the connection lasts.
+// TestSlowReaderOfAList: a client that does not read its list is cut off soon after the deadline that the client asked
+// for. Otherwise the request would be served for as long as the connection lasts.
 func TestSlowReaderOfAList(t *testing.T) {
 	s := newServer(t)
 	for _, name := range []string{"x", "y"} { // more than the buffers hold

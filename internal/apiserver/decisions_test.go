@@ -70,8 +70,9 @@ const (
 	roleBindingsPath        = rbacPath + "/namespaces/default/rolebindings"
 )
 
-// TestSixtyDecisions: a change of rights through one process decides the next request on another. Sixty requests are
-// sent before and after the change that concerns them, without a pause. The names of users include their groups.
+// TestSixtyDecisions: a change of rights through one process decides the next request on another. Each of sixty
+// requests is sent before and after the change that concerns the request, without a pause. The name of a user includes
+// the user's groups.
 func TestSixtyDecisions(t *testing.T) {
 	one, other, _ := twoServers(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}),
 		withUsers(t, "ann", "bob", "carl,reds", "dora,blues", "eve,reds,blues"))
@@ -92,7 +93,7 @@ func TestSixtyDecisions(t *testing.T) {
 	post(clusterRolesPath, `{"metadata":{"name":"outer"},"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"to-outer":"yes"}}]}}`)
 	post(rbacPath+"/namespaces/other/rolebindings", boundTo("outer", "ClusterRole", "outer", "bob"))
 
-	// A question is a user's request, and whether it is allowed before and after the change.
+	// A question is a user's request, with the expected decisions before and after the change.
 	asked := 0
 	for n, change := range []struct {
 		write     request

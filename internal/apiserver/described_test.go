@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// described builds OpenAPI definitions of the types of history.logplane.dev, as kube-openapi's generator does for
-// upstream's types: from their fields, and from the comments on them.
+// described builds OpenAPI definitions of the types of history.logplane.dev from the types' fields, and from the
+// comments on the fields. kube-openapi's generator does the same for upstream's types.
 type described struct {
 	ref  common.ReferenceCallback
 	said map[string]map[string]string // by type and field; field "" is the type itself
@@ -24,7 +24,11 @@ type described struct {
 
 func historyDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	d := described{ref, map[string]map[string]string{"TypeMeta": metav1.TypeMeta{}.SwaggerDoc()}, map[string]common.OpenAPIDefinition{}}
-	for _, of := range runtime.ParseDocumentationFrom("history/types.go") {
+	types, err := runtime.ParseDocumentationFrom("history/types.go")
+	if err != nil {
+		panic(err)
+	}
+	for _, of := range types {
 		name := of[0].Name
 		d.said[name], of[0].Name = map[string]string{}, ""
 		for _, field := range of {

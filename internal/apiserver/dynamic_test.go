@@ -68,7 +68,7 @@ func TestPoliciesDecideAtOnce(t *testing.T) {
 	one.must(t, 200, request{method: "DELETE", path: registration + "validatingadmissionpolicybindings/p"})
 	require.Empty(t, create(201).header.Get("Warning"))
 
-	// Params of a built-in kind, and of a custom kind that is defined after the policy.
+	// The params are of a built-in kind, and of a custom kind that is defined after the policy.
 	one.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"limits"},"data":{"most":"1"}}`})
 	post("validatingadmissionpolicies", policyOf("q", "object.metadata.name.startsWith('limits') || size(object.data) <= int(params.data.most)", `,"paramKind":{"apiVersion":"v1","kind":"ConfigMap"}`))
 	post("validatingadmissionpolicybindings", bindingOf("q", `,"paramRef":{"name":"limits","namespace":"default","parameterNotFoundAction":"Deny"}`))
@@ -89,8 +89,8 @@ func TestPoliciesDecideAtOnce(t *testing.T) {
 	create(422)
 }
 
-// TestPoliciesAreCompiledOnce: two policies and a webhook's condition are compiled once each, and again only when they
-// change, in ten thousand evaluations and whatever else is written.
+// TestPoliciesAreCompiledOnce: two policies and a webhook's condition are compiled once each in ten thousand
+// evaluations, whatever else is written. Only a change makes them compile again.
 func TestPoliciesAreCompiledOnce(t *testing.T) {
 	const requests, validations, mutations = 500, 18, 2 // the bindings of each policy
 	s := newServer(t)
@@ -120,7 +120,7 @@ func TestPoliciesAreCompiledOnce(t *testing.T) {
 	create()
 	require.EqualValues(t, 3, s.dynamic.Compiled()-compiled)
 	for i := range requests - 1 {
-		switch i { // these writes make the rules anew
+		switch i { // after these writes, the rules are made again
 		case 100:
 			post("validatingadmissionpolicybindings", strings.Replace(bindingOf("p", `,"matchResources":{"objectSelector":{"matchLabels":{"a":"b"}}}`), `"p"`, `"more"`, 1))
 		case 200:
@@ -197,7 +197,7 @@ func (w *webhookServer) times(f func()) int64 {
 	return w.asked.Load() - before
 }
 
-// configuration is a configuration by which the webhook is asked about ConfigMaps.
+// configuration is a configuration that asks the webhook about ConfigMaps.
 func (w *webhookServer) configuration(name, more string) string {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.Certificate().Raw})
 	return `{"metadata":{"name":"` + name + `"},"webhooks":[{"name":"` + name + `.example.com","sideEffects":"None","admissionReviewVersions":["v1"],` +
@@ -216,7 +216,8 @@ func patching(patch string) func(*admissionv1.AdmissionRequest) *admissionv1.Adm
 	}
 }
 
-// TestWebhooksDecideAtOnce: another process asks a webhook from its next request on, and no longer once it is deleted.
+// TestWebhooksDecideAtOnce: another process asks a webhook from its next request on, and stops once the webhook's
+// configuration is deleted.
 func TestWebhooksDecideAtOnce(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -265,8 +266,8 @@ func TestWebhooksDecideAtOnce(t *testing.T) {
 	asked(0, func() { create(201) })
 }
 
-// TestWebhooksThatFail: if a webhook does not answer in its time, its failure policy decides. A webhook with side
-// effects is not asked about a dry run.
+// TestWebhooksThatFail: if a webhook does not answer in its time, the webhook's failure policy decides. A webhook with
+// side effects is not asked about a dry run.
 func TestWebhooksThatFail(t *testing.T) {
 	s := newServer(t)
 	slow := newWebhookServer(t)
@@ -299,9 +300,9 @@ func TestWebhooksThatFail(t *testing.T) {
 	require.EqualValues(t, 1, effects.asked.Load())
 }
 
-// TestASlowWebhookHoldsNoPlace: while one user waits for a webhook, other users are served, though there is only one
-// place.
-func TestASlowWebhookHoldsNoPlace(t *testing.T) {
+// TestASlowWebhookHoldsNoSeat: while one user waits for a webhook, other users are served, though there is only one
+// seat.
+func TestASlowWebhookHoldsNoSeat(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Mutating: 1, Timeout: 20 * time.Second} })
 	slow := newWebhookServer(t)
 	waiting, release := make(chan struct{}), make(chan struct{})
@@ -368,7 +369,7 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d"},"spec":{}}`
 	require.Equal(t, "small", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.size"))
 
-	// A field that an update adds to the kind.
+	// The policy uses a field that an update adds to the kind.
 	post("mutatingadmissionpolicies", mutatingPolicyOf("x", "widgets", "example.com", applying("Object{spec: Object.spec{shade: 'dark'}}")))
 	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"x"},"spec":{"policyName":"x"}}`)
 	refused := request{method: "POST", path: "/apis/example.com/v1/widgets", body: fmt.Sprintf(widget, 0)}.do(t, other)
@@ -378,8 +379,8 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	require.Equal(t, "dark", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.shade"))
 }
 
-// TestDefaultClassesDecideAtOnce: if an update makes a class the default, or no longer the default, that applies to the
-// next request of another process.
+// TestDefaultClassesDecideAtOnce: if an update makes a class the default, or no longer the default, the update applies
+// to the next request of another process.
 func TestDefaultClassesDecideAtOnce(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -412,8 +413,8 @@ func TestDefaultClassesDecideAtOnce(t *testing.T) {
 	}
 }
 
-// TestParamsDecideAtOnce: a binding selects params of a namespaced custom kind by labels. If params are made, changed,
-// relabelled or deleted, that applies to the next request of another process. The binding says what happens without
+// TestParamsDecideAtOnce: a binding selects params of a namespaced custom kind by labels. A creation, a change, a new
+// label or a deletion of params applies to the next request of another process. The binding says what happens without
 // params.
 func TestParamsDecideAtOnce(t *testing.T) {
 	one, other, projector := twoServers(t)
@@ -448,7 +449,7 @@ func TestParamsDecideAtOnce(t *testing.T) {
 		one.must(t, 200, mergePatch(limits+"/first", `{"spec":{"most":2}}`))
 		require.Equal(t, "changed", fieldOf(create(201).object(t), "data.word"))
 		post(limits, limit("second", 0))
-		create(422) // all selected params must allow it
+		create(422) // all selected params must allow the object
 		one.must(t, 200, mergePatch(limits+"/second", `{"metadata":{"labels":{"on":"no"}}}`))
 		create(201)
 		_, err := projector.Commit(t.Context())

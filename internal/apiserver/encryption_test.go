@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The log and the bucket hold ciphertext, and all reads still work, listers too.
+// The log and the bucket hold ciphertext, and all reads still work, including those of listers.
 func TestEncryption(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(`

@@ -54,7 +54,7 @@ func TestLogUnreachable(t *testing.T) {
 	}
 }
 
-// Upstream answers 500 to a `resourceVersion` that is not a number. Here it is 422.
+// Upstream answers 500 to a `resourceVersion` that is not a number. Here the answer is 422.
 func TestMalformedResourceVersion(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
@@ -69,7 +69,7 @@ func TestMalformedResourceVersion(t *testing.T) {
 	}
 }
 
-// Upstream also answers 500 if a Pod is bound to nothing. Here it is 400.
+// Upstream also answers 500 if a Pod is bound to nothing. Here the answer is 400.
 func TestBindingToNothing(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i"}]}}`})

@@ -11,13 +11,14 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// The tables of this file contain the cases of upstream's tests, whose names are given. Upstream's tests call
-// functions; here the same questions are asked over HTTP.
+// The tables of this file contain the cases of upstream's tests. Comments give the names of those tests. Upstream's
+// tests call functions; here the same questions are asked over HTTP.
 
 // TestNobodyGrantsMoreThanTheyHave has the cases of component-helpers/auth/rbac/validation, 'TestCovers…': the rules
-// that a user owns, the rules that the user wants to grant, and those of them that the user lacks. Two cases there mix
-// resources and paths in one rule, which cannot be stored. Each case is tried as a new role, as a changed role, and as
-// a binding to an existing role. Rules apply at once that an administrator has just written on another process.
+// that a user owns, the rules that the user wants to grant, and the wanted rules that the user lacks. Two of upstream's
+// cases mix resources and paths in one rule; such a rule cannot be stored. Each case is tried as a new role, as a
+// changed role, and as a binding to an existing role. Rules that an administrator has just written on another process
+// apply at once.
 func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	post := func(path, body string) {
@@ -128,8 +129,8 @@ type attempt struct {
 }
 
 // TestRolesAreWrittenByWhoHasThem has the cases of kubernetes/pkg/registry/rbac: 'TestEscalation' of role/policybased
-// and of clusterrole/policybased, and 'TestIsOnlyMutatingGCFields'. There 'steve' may escalate, 'alice' has all rights,
-// and 'bob' may write roles.
+// and of clusterrole/policybased, and 'TestIsOnlyMutatingGCFields'. In these cases 'steve' may escalate, 'alice' has
+// all rights, and 'bob' may write roles.
 func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 	s := newServer(t, withUsers(t, "bob", "steve", "alice", "nobody"), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -152,12 +153,12 @@ func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 			{"steve", request{method: "POST", path: path, body: roleOf("new", pods)}, 201},
 			{"alice", request{method: "POST", path: path, body: roleOf("new", pods)}, 201},
 			{"nobody", request{method: "POST", path: path, body: roleOf("new")}, 403},
-			{"bob", request{method: "POST", path: path, body: roleOf("new")}, 201}, // it grants nothing
+			{"bob", request{method: "POST", path: path, body: roleOf("new")}, 201}, // this role grants nothing
 			{"root", request{method: "PUT", path: kept, body: roleOf("kept", secrets)}, 200},
 			{"bob", request{method: "PUT", path: kept, body: roleOf("kept", secrets)}, 403},
 			{"steve", request{method: "PUT", path: kept, body: roleOf("kept", secrets)}, 200},
 			{"alice", request{method: "PUT", path: kept, body: roleOf("kept", secrets)}, 200},
-			{"bob", request{method: "PUT", path: kept, body: roleOf("kept")}, 200}, // a narrower one
+			{"bob", request{method: "PUT", path: kept, body: roleOf("kept")}, 200}, // a narrower role
 			{"bob", request{method: "PUT", path: path + "/made", body: roleOf("made", pods)}, 403},
 			{"bob", mergePatch(kept, `{"rules":[]}`), 200},
 			{"bob", mergePatch(kept, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"a","uid":"b"}]}}`), 200},
@@ -186,15 +187,15 @@ func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 			require.Contains(t, got.body, "must have cluster-admin privileges to use the aggregationRule")
 		}
 	}
-	// A user who may escalate one role may not make another, even of the same name: a new role has no name yet.
+	// A user who may escalate one role may not make another role, even of the same name: a new role has no name yet.
 	s.must(t, 200, request{method: "PUT", path: clusterRoleBindingsPath + "/escalator", body: boundTo("escalator", "ClusterRole", "escalator", "root")}.as("root"))
 	post(clusterRoleBindingsPath, boundTo("one", "ClusterRole", "escalator-of-one", "steve"))
 	s.must(t, 200, request{method: "PUT", path: rolesPath + "/kept", body: roleOf("kept", secrets)}.as("steve"))
 	s.must(t, 403, request{method: "POST", path: rolesPath, body: roleOf("new", secrets)}.as("steve"))
 }
 
-// TestRequestsUnderRBAC has the cases of kubernetes/test/integration/auth, 'TestRBAC'. An administrator removes each
-// binding after it was made.
+// TestRequestsUnderRBAC has the cases of kubernetes/test/integration/auth, 'TestRBAC'. An administrator makes each
+// binding, and then removes it.
 func TestRequestsUnderRBAC(t *testing.T) {
 	users := []string{"any-rolebinding-writer", "any-rolebinding-writer-namespace", "bob", "job-writer", "job-writer-namespace", "nonescalating-rolebinding-writer",
 		"pod-reader", "limitrange-updater", "limitrange-patcher", "user-with-no-permissions"}
@@ -286,7 +287,7 @@ func TestRequestsUnderRBAC(t *testing.T) {
 		{"any-rolebinding-writer", bind(free), 201},
 		{"any-rolebinding-writer-namespace", bind(free), 201},
 
-		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 403}, // it would create it
+		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 403}, // the request would create the object
 		{"root", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 201},
 		{"root", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 200},
 		{"limitrange-updater", in("PUT", "", "limitranges", "limitrange-namespace", "a"), 200},
@@ -333,7 +334,7 @@ func TestImpersonation(t *testing.T) {
 		has  string // rights, separated by commas
 		asks headers
 		code int
-		// is what the answer says about the user: name, uid, groups and extra values
+		// is describes the user in the answer: name, uid, groups and extra values
 		is string
 	}
 	cases := []impersonation{
@@ -403,7 +404,7 @@ func TestImpersonation(t *testing.T) {
 	}
 }
 
-// toldOf returns what a review says about the user.
+// toldOf returns the description of the user in a review.
 func toldOf(who map[string]any) string {
 	words := []string{who["username"].(string)}
 	if uid, ok := who["uid"].(string); ok {
@@ -421,8 +422,8 @@ func toldOf(who map[string]any) string {
 	return strings.Join(words, " ")
 }
 
-// TestImpersonationIsRevoked: a revoked right to impersonate is gone from the next request of another process on, also
-// for the verbs that upstream remembers for ten seconds.
+// TestImpersonationIsRevoked: a revoked right to impersonate no longer applies to the next request of another process,
+// not even for the verbs that upstream remembers for ten seconds.
 func TestImpersonationIsRevoked(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, one.Bootstrap(t.Context()))

@@ -14,8 +14,8 @@ import (
 	podstore "k8s.io/kubernetes/pkg/registry/core/pod/storage"
 )
 
-// evictionREST refuses a UID that is not the Pod's at once. Upstream retries for 10 s, as if the UID could change, and
-// holds a place meanwhile.
+// evictionREST refuses at once an eviction whose UID is not the Pod's. Upstream retries for 10 s, as if the UID could
+// change, and holds a seat meanwhile.
 type evictionREST struct {
 	*podstore.EvictionREST
 	pods rest.Getter

@@ -20,13 +20,13 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// withFilters wraps dispatch in upstream's filters and in ours. A request meets the filters in reverse order: the last
-// one added comes first.
+// withFilters wraps dispatch in upstream's filters and in ours. A request meets the filters in reverse order: the
+// filter that is added last comes first.
 //
 // Cheap refusals come first. A request without valid credentials is answered 401 before its body is read and before it
-// takes a place. Only one kind of credentials makes the server ask the log before that: a service account's token that
-// is signed and has not expired. Requests that wait share one question. Only health checks, OPTIONS and malformed URLs
-// are answered even earlier.
+// takes a seat. Only one kind of credentials makes the server ask the log that early: a service account's token that is
+// signed and has not expired. Requests that wait share one question to the log. Only health checks, OPTIONS and
+// malformed URLs are answered even earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.cost.WithContent(h)
@@ -37,15 +37,17 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = withActingAs(h)
 	h = s.withImpersonation(h)
 	h = withOrigin(h)
-	h = s.withView(h)
+	h = s.withCatchUp(h)
 	h = s.gate.WithWriters(h)
-	h = s.gate.WithPlaces(h) // before impersonation: the place is the real user's
+	h = s.gate.WithSeats(h) // before impersonation: the seat is the real user's
 	h = answers.WithCorrections(h)
 	h = answers.WithWarnings(h)
 	h = answers.WithRecovery(h, s.config.Logger) // answers before the audit filter sees the panic
 	h = s.gate.WithTimeout(h)
 	h = s.gate.WithBody(h)
-	h = s.withWatcher(h)
+	if s.config.LiveWatches != nil {
+		h = s.withLiveWatches(h)
+	}
 	if s.recorded() {
 		h = routine.WithRoutine(h, requests.IsLongRunning) // a watch's last audit record is written when the watch ends
 		h = access.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator)
@@ -55,7 +57,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	stranger := genericapifilters.WithFailedAuthenticationAudit(gate.Unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)
-	h = withRequestView(h)
+	h = withRoomForView(h)
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, requests.IsLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
 	if !s.recorded() {
@@ -125,17 +127,17 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	})
 }
 
-// withRequestView gives a request a view of its own, which is read by the first filter that needs the log. Otherwise a
-// request through the loopback would inherit its caller's view, which may just have proved too old.
-func withRequestView(h http.Handler) http.Handler {
+// withRoomForView gives a request room for a view of its own. The first filter that needs the log reads that view.
+// Otherwise a request through the loopback would inherit its caller's view, which may just have proved too old.
+func withRoomForView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(kubestore.WithView(r.Context(), nil)))
 	})
 }
 
-// withView catches up with the log once for the whole request, unless verifying its token has done so already. A watch
-// keeps no view, since it goes on long after its start.
-func (s *Server) withView(h http.Handler) http.Handler {
+// withCatchUp catches up with the log once for the whole request, unless the verification of the request's token has
+// caught up already. A watch does not keep a view, since a watch lasts long after its start.
+func (s *Server) withCatchUp(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if _, err := s.config.Cell.Consistent(r.Context()); err != nil && !requests.DescribesProcess(info.Path) {
@@ -149,25 +151,20 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	})
 }
 
-// withWatcher redirects a watch to the watcher if this process has no feed of the log.
-func (s *Server) withWatcher(h http.Handler) http.Handler {
+// withLiveWatches passes on the watches that this process does not serve. The process serves watches of the past, which
+// need no feed.
+func (s *Server) withLiveWatches(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		_, past := momentOf(r.Context()) // the past needs no feed
-		if !requests.WatcherServes(info) || past || s.config.Cell.Feed != nil {
-			h.ServeHTTP(w, r)
+		if _, past := momentOf(r.Context()); requests.WatcherServes(info) && !past {
+			s.config.LiveWatches.ServeHTTP(w, r)
 			return
 		}
-		if s.config.WatcherURL == "" {
-			answers.Fail(w, r, answers.NotSupported(info, "watch is not served here: this process has no watcher"))
-			return
-		}
-		w.Header().Set("Location", strings.TrimSuffix(s.config.WatcherURL, "/")+r.URL.RequestURI())
-		w.WriteHeader(http.StatusTemporaryRedirect)
+		h.ServeHTTP(w, r)
 	})
 }
 
-// withOptions answers OPTIONS, which asks for nothing.
+// withOptions answers requests with the method OPTIONS, which read and write nothing.
 func withOptions(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodOptions {

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGoawayAndHSTS: an HTTP/2 client may be told to connect anew, and browsers are told to use TLS, whatever the
-// answer is.
+// TestGoawayAndHSTS: an HTTP/2 client may be told to connect anew, and browsers are told to use TLS, whatever the code
+// of the answer is.
 func TestGoawayAndHSTS(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) {
 		c.GoawayChance, c.HSTSDirectives = 1, []string{"max-age=31536000", "includeSubDomains"}

@@ -30,8 +30,8 @@ func FuzzHandler(f *testing.F) {
 	})
 }
 
-// TestRandomRequests is FuzzHandler without coverage, for which all of Kubernetes would be compiled again. It combines
-// parts of the seeds and changes them at random.
+// TestRandomRequests is FuzzHandler without measuring coverage, because for coverage all of Kubernetes would be
+// compiled again. It combines parts of the seeds and changes them at random.
 //
 // The seed is fixed unless LOGPLANE_FUZZ_SEED sets another. A test that runs for every commit should not find an old
 // fault by chance, once in a hundred runs.
@@ -147,7 +147,7 @@ func checkAnswer(t *testing.T, s *Server, sent request) {
 	t.Helper()
 	u, err := url.ParseRequestURI(sent.path)
 	if err != nil || !strings.HasPrefix(sent.path, "/") || !validMethod(sent.method) {
-		return // the listener would refuse it
+		return // the listener would refuse such a request
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

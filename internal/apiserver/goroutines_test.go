@@ -18,6 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 // Nothing runs between two requests: after 100 requests of every kind there are as many goroutines as before the server
@@ -27,10 +29,10 @@ func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	receiver := newAuditReceiver(t)
 	recorded := access.Audit{PolicyFile: accesstest.AuditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
 	for name, audit := range map[string]access.Audit{"not recorded": {}, "recorded": recorded} {
-		t.Run(name, func(t *testing.T) { noGoroutineIsLeft(t, newCell(t), audit) })
+		t.Run(name, func(t *testing.T) { noGoroutineIsLeft(t, kubestoretest.Cell(t, projection.Config{}), audit) })
 	}
 	t.Run("watched", func(t *testing.T) {
-		c := Config{Cell: newCell(t)}
+		c := Config{Cell: kubestoretest.Cell(t, projection.Config{})}
 		withFeed(t)(&c)
 		noGoroutineIsLeft(t, c.Cell, access.Audit{})
 	})
@@ -38,7 +40,7 @@ func TestNoGoroutineOutlivesARequest(t *testing.T) {
 }
 
 func noGoroutineIsLeft(t *testing.T, cell kubestore.Cell, audit access.Audit) {
-	_, err := cell.Projection.Latest(t.Context()) // starts goroutines of the log's client, which do not count
+	_, err := cell.Projection.Latest(t.Context()) // this read starts goroutines of the log's client, which do not count
 	require.NoError(t, err)
 	remote, hook := newRemoteServer(t), newWebhookServer(t)
 	hook.decides(patching(`[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`))

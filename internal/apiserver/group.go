@@ -10,26 +10,25 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
-	"github.com/logplane/logplane/internal/apiserver/lines"
+	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/watchwriter"
 )
 
 // group is one built-in API group. Its first request builds it; until then it costs nothing. It is safe for concurrent
 // use.
 type group struct {
-	name string
-	// build makes the group. fail answers with the error if that fails.
-	build func() (*builtGroup, error)
-	fail  func(http.ResponseWriter, *http.Request, error)
+	builtin
+	server *Server
 
 	mu    sync.Mutex
 	built *builtGroup // guarded by mu; nil until the first use, and after a failed build
 }
 
 // builtGroup has the registries of a group, and the routes to the resources that were requested so far. Upstream
-// compiles a regular expression for each route, and the core group has hundreds.
+// compiles a regular expression for each route, and the core group has hundreds of routes.
 type builtGroup struct {
-	info  genericapiserver.APIGroupInfo
-	forms lines.Forms // the forms of its watches
+	info           genericapiserver.APIGroupInfo
+	watchEncodings watchwriter.Encodings // of the events of its watches
 	// route makes the routes to one resource, in all versions.
 	route func(resource string) (*restful.Container, error)
 
@@ -44,7 +43,7 @@ func (g *group) get() (*builtGroup, error) {
 	if g.built != nil {
 		return g.built, nil
 	}
-	built, err := g.build()
+	built, err := g.server.install(g.name, g.build)
 	if err != nil {
 		return nil, fmt.Errorf("build API group %q: %w", g.name, err)
 	}
@@ -57,6 +56,11 @@ func (g *group) get() (*builtGroup, error) {
 func (g *group) serves(version string) bool {
 	built, err := g.get()
 	return err != nil || len(built.info.VersionedResourcesStorageMap[version]) > 0 // ServeHTTP answers with the error
+}
+
+func (g *group) fail(w http.ResponseWriter, r *http.Request, err error) {
+	g.server.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", g.name, "error", err)
+	answers.Fail(w, r, err)
 }
 
 // ServeHTTP serves everything below the group's versions.
@@ -76,7 +80,7 @@ func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // routesTo returns the routes to a resource, and makes them if they are missing. All resources that the group does not
-// have share one set, which leads nowhere.
+// have share one set of routes, which leads nowhere.
 func (b *builtGroup) routesTo(resource string) (*restful.Container, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,7 +109,8 @@ func (b *builtGroup) has(resource string) bool {
 	return false
 }
 
-// example is an empty object of what a request of a built-in group is about, nil if nothing serves it.
+// example is an empty object of the kind that a request to a built-in group is about, nil if nothing serves the
+// request.
 func (s *Server) example(info *apirequest.RequestInfo) runtime.Object {
 	built, err := s.groups[info.APIGroup].get()
 	if err != nil {

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 
 	"github.com/emicklei/go-restful/v3"
@@ -60,22 +59,22 @@ type storageProvider interface {
 	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
 }
 
-// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists them. A provider
-// is made only when its group is built, because it needs the server's listers and clients.
-func builtins() []struct {
+// builtin is a group that kube-apiserver serves by default.
+type builtin struct {
 	name  string
 	build storageBuilder
-} {
+}
+
+// builtins are the groups in the order in which discovery lists them. A provider is made only when its group is built,
+// because it needs the server's listers and clients.
+func builtins() []builtin {
 	from := func(f func(s *Server) storageProvider) storageBuilder {
 		return func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return f(s).NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
 		}
 	}
 	static := func(p storageProvider) storageBuilder { return from(func(*Server) storageProvider { return p }) }
-	return []struct {
-		name  string
-		build storageBuilder
-	}{
+	return []builtin{
 		{"", newCoreStorage},
 		{"apiextensions.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return customresources.NewStorage(s.config.Cell.Cluster, s.stores, s.definitions)
@@ -137,14 +136,7 @@ func builtins() []struct {
 func newGroups(s *Server) map[string]*group {
 	groups := map[string]*group{}
 	for _, b := range builtins() {
-		groups[b.name] = &group{
-			name:  b.name,
-			build: func() (*builtGroup, error) { return s.install(b.name, b.build) },
-			fail: func(w http.ResponseWriter, r *http.Request, err error) {
-				s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", b.name, "error", err)
-				answers.Fail(w, r, err)
-			},
-		}
+		groups[b.name] = &group{builtin: b, server: s}
 	}
 	return groups
 }
@@ -248,11 +240,12 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 	}
 }
 
-// newContainer makes a container for the routes of one group. It answers requests that it refuses itself with a Status.
+// newContainer makes a container for the routes of one group. If the container itself refuses a request, the answer is
+// a Status.
 func newContainer() *restful.Container {
 	c := restful.NewContainer()
 	c.Router(restful.CurlyRouter{})
-	c.DoNotRecover(true) // the filters do
+	c.DoNotRecover(true) // the filters recover
 	c.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
 		err := apierrors.NewGenericServerResponse(e.Code, r.Request.Method, schema.GroupResource{}, "", e.Message, 0, false)
 		responsewriters.ErrorNegotiated(err, answers.Codecs(), schema.GroupVersion{}, w, r.Request)
@@ -261,7 +254,7 @@ func newContainer() *restful.Container {
 }
 
 // serviceNamed is the Service in the newest view. In a transaction, it is the Service in the transaction's view, which
-// has what the transaction wrote so far. It is nil if the Service is missing.
+// includes the transaction's own writes so far. The result is nil if the Service is missing.
 func (s *Server) serviceNamed(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if !kubestore.InTransaction(ctx) {
 		object, found, err := s.listers.IndexerOf(&corev1.Service{}).Read(namespace + "/" + name)

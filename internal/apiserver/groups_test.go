@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,7 +47,7 @@ func TestEveryGroup(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, []string{"internal.apiserver.k8s.io", "storagemigration.k8s.io"}, empty, "groups without a version that is on by default")
+	require.Equal(t, []string{"internal.apiserver.k8s.io"}, empty, "groups without a version that is on by default")
 }
 
 // The routes to a resource are made by the first request for it. All names that the group does not have share one
@@ -77,4 +78,26 @@ func TestAPIServices(t *testing.T) {
 	require.Contains(t, applied.body, `"a":"b"`)
 	s.must(t, 404, request{method: "GET", path: "/apis/local.example/v1/things"})
 	s.must(t, 404, request{method: "GET", path: "/apis/local.example"})
+}
+
+// TestDeclarativeValidation: upstream's declarative rules are enforced, and take the place of the handwritten ones,
+// also where strategies of ours wrap upstream's. Otherwise upstream's answer would name each mistake several times.
+func TestDeclarativeValidation(t *testing.T) {
+	s := newServer(t, withTokens(t))
+	const schemas = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas"
+	schema := `{"metadata":{"name":"a"},"spec":{"priorityLevelConfiguration":{"name":"a"},"matchingPrecedence":2}}`
+	for path, object := range map[string]string{configMaps: configMap("a", "1"), schemas: schema} {
+		s.must(t, 201, request{method: "POST", path: path, body: object}.as("root"))
+		refused := s.must(t, 422, merging("PATCH", path+"/a", `{"metadata":{"ownerReferences":[{"kind":"x"}]}}`).as("root"))
+		require.Len(t, fieldOf(refused.object(t), "details.causes"), 3, path)
+	}
+}
+
+// TestManyMistakes: an answer lists some of an object's mistakes, and says how many there are.
+func TestManyMistakes(t *testing.T) {
+	s := newServer(t)
+	containers := strings.TrimSuffix(strings.Repeat("{},", 300), ",")
+	refused := s.must(t, 422, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"a"},"spec":{"containers":[` + containers + `]}}`})
+	require.Len(t, fieldOf(refused.object(t), "details.causes"), 101)
+	require.Regexp(t, `these are 100 of [3-9]\d\d mistakes`, refused.body)
 }

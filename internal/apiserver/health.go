@@ -42,7 +42,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 }
 
 // checkCluster reads the log and proves its head, since a leader that has lost its followers goes on answering reads.
-// It fails for a cluster that was never initialized, because the cluster's name may be misspelled.
+// It also fails for a cluster that was never initialized, because the cluster's name may be misspelled.
 func (s *Server) checkCluster(ctx context.Context) error {
 	if _, err := s.config.Cell.Log.Extent(ctx); err != nil {
 		return err
@@ -65,7 +65,8 @@ func (s *Server) uninitialized() string {
 	return fmt.Sprintf("cluster '%s' has not been initialized: run 'logplane init --cluster %s' with the same connection flags", cluster, cluster)
 }
 
-// checkWritable reports what this process already knows. It writes nothing, so it does not prove that writes succeed.
+// checkWritable reports why writes fail, as far as this process already knows. It writes nothing, so it does not prove
+// that writes succeed.
 func (s *Server) checkWritable(*http.Request) error {
 	if s.config.Cell.Writable == nil {
 		return nil
@@ -90,8 +91,8 @@ func Version() apimachineryversion.Info {
 	return info
 }
 
-// commit returns what the Go toolchain recorded about the source. It is empty in a test, and in a build that was not
-// made from a checkout.
+// commit returns the commit of the source as the Go toolchain recorded it. All results are empty in a test, and in a
+// build that was not made from a checkout.
 func commit() (hash, tree, date string) {
 	date = "1970-01-01T00:00:00Z"
 	build, ok := debug.ReadBuildInfo()

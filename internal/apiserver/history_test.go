@@ -15,29 +15,24 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/history"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
 const historyPath = "/apis/history.logplane.dev/v1"
 
-// newArchive makes a server with users. Its cell keeps the past in checkpoints and archived events.
+// newArchive makes a server with users. The server's cell keeps the past in checkpoints and archived events.
 func newArchive(t *testing.T, changes ...func(*Config)) *Server {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
-	log := eventlogtest.Log(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 2000, History: time.Hour,
+	cell := kubestoretest.Cell(t, projection.Config{InlineBytes: 2000, History: time.Hour,
 		Checkpoints: []projection.CheckpointRule{{Every: 50 * time.Millisecond, Keep: time.Hour}}})
-	require.NoError(t, err)
-	config := Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
-		Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"}}
+	config := Config{Cell: cell, Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"}}
 	for _, change := range changes {
 		change(&config)
 	}
@@ -67,7 +62,7 @@ func summary(list history.VersionList) (lines []string) {
 	return lines
 }
 
-// Managers who write their own fields repeatedly within one second are told apart: by the items of a list, by the
+// Managers who each write their own fields repeatedly within one second are told apart: by the items of a list, by the
 // values of a list, and by who has taken over a field.
 func TestVersionsNameManagers(t *testing.T) {
 	s := newArchive(t)
@@ -98,7 +93,7 @@ func TestVersionsNameManagers(t *testing.T) {
 	a = request{method: "POST", path: configMaps + "?fieldManager=alice", body: configMap("own", "1")}.as("root").do(t, s)
 	require.Equal(t, 201, a.code, a.body)
 	for n := range 3 {
-		step("robot", "PATCH", configMaps+"/own", fmt.Sprintf(`{"data":{"v":"robot-%d"}}`, n)) // of alice's fields, only 'data' itself is left
+		step("robot", "PATCH", configMaps+"/own", fmt.Sprintf(`{"data":{"v":"robot-%d"}}`, n)) // only 'data' itself is left of alice's fields
 	}
 	var got []string
 	for _, v := range s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Dconfigmap/own").Items[:3] {
@@ -257,8 +252,8 @@ func TestVersionsAreWhatClientsSee(t *testing.T) {
 	require.ElementsMatch(t, []string{"create jobs.batch/x root unknown", "create replicationcontrollers/x root unknown"}, summary(found), "labels from a template")
 }
 
-// A user who may read one namespace sees nothing of another, at no moment, and sees Secrets only with a right to
-// Secrets.
+// A user who may read one namespace sees nothing of another namespace, at any moment, and sees Secrets only with a
+// right to Secrets.
 func TestThePastIsUnderTodaysRights(t *testing.T) {
 	s := newArchive(t)
 	must := func(code int, q request) answer { return s.must(t, code, q) }
@@ -314,14 +309,15 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 	must(405, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("root"))
 	must(401, request{method: "GET", path: "/at/" + head + "/api/v1/namespaces/a/configmaps", header: map[string][]string{"Authorization": {"Bearer wrong"}}})
 
-	// The right is gone today, so it is gone for the past too, although it existed then.
+	// The right does not exist today, so it does not apply to the past either, although it existed then.
 	before := fieldOf(must(200, request{method: "GET", path: "/api/v1/namespaces"}.as("root")).object(t), "metadata.resourceVersion").(string)
 	must(200, request{method: "DELETE", path: roles + "/reader"}.as("root"))
 	must(403, request{method: "GET", path: "/at/" + before + "/api/v1/namespaces/a/configmaps"}.as("ann"))
 	must(403, request{method: "GET", path: historyPath + "/namespaces/a/changes"}.as("ann"))
 }
 
-// A webhook may deny one object by its name and allow all others. History shows no version of it either.
+// A webhook may deny one object by its name and allow all others. History does not show any version of the denied
+// object either.
 func TestThePastAsksByName(t *testing.T) {
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
 		attributes, _ := review["spec"].(map[string]any)["resourceAttributes"].(map[string]any)
@@ -416,7 +412,8 @@ func TestAPatchBetweenObjects(t *testing.T) {
 	require.Len(t, operations, 1000)
 }
 
-// watched reads a watch of changes to its end, or until it has 'many' changes. It returns them, with a line for each.
+// watched reads a watch of changes to its end, or until it has 'many' changes. It returns the changes, with a line for
+// each change.
 func (s *Server) watched(t *testing.T, user, query string, many int) (all []history.Change, lines []string) {
 	t.Helper()
 	listener := httptest.NewServer(s)
@@ -446,7 +443,7 @@ func (s *Server) watched(t *testing.T, user, query string, many int) (all []hist
 }
 
 // TestChangesAreWatched: a watch of changes delivers each change once and in order, from wherever it begins, and in the
-// form in which changes are listed. A user gets the changes of objects that the user may get at that time.
+// form in which changes are listed. A user gets the changes of objects that the user may get at the time of the watch.
 func TestChangesAreWatched(t *testing.T) {
 	s := newArchive(t, withFeed(t))
 	must := func(code int, q request) answer { return s.must(t, code, q.as("root")) }
@@ -479,7 +476,7 @@ func TestChangesAreWatched(t *testing.T) {
 	_, lines = s.watched(t, "root", "/changes?watch=true&timeoutSeconds=30&fieldSelector=resource%3Dconfigmaps,from%3D"+head, 4)
 	require.Equal(t, "create configmaps/elsewhere root", lines[1])
 
-	// Ann sees the changes that she may get, since she may.
+	// Once ann may get the objects, she sees their changes.
 	must(201, request{method: "POST", path: configMaps, body: configMap("b", "1")})
 	must(200, request{method: "PUT", path: roles + "roles/reader", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["","history.logplane.dev"],"resources":["changes","configmaps"],"verbs":["get","list","watch"]}]}`})
 	must(201, request{method: "POST", path: "/api/v1/namespaces/default/secrets", body: `{"metadata":{"name":"s"}}`})
@@ -502,7 +499,7 @@ func TestChangesAreWatched(t *testing.T) {
 	require.Contains(t, a.body, `"configmaps/elsewhere"`)
 }
 
-// fill appends many small events of a hundred ConfigMaps, and moves the floor above them.
+// fill appends many small events of a hundred ConfigMaps, and moves the floor above these events.
 func fill(t *testing.T, s *Server, events int, text string) {
 	p := s.config.Cell.Projection
 	for n := 0; n < events; {
@@ -524,8 +521,8 @@ func fill(t *testing.T, s *Server, events int, text string) {
 	require.NoError(t, p.Retain(t.Context(), applied, applied))
 }
 
-// TestChangesThatMatchNothing: events that match nothing count for a page, too. If they are many, the request takes a
-// turn.
+// TestChangesThatMatchNothing: events that match nothing count for a page, too. If there are many such events, the
+// request takes a heavy seat.
 func TestChangesThatMatchNothing(t *testing.T) {
 	for name, of := range map[string]struct {
 		events, pages int
@@ -535,7 +532,7 @@ func TestChangesThatMatchNothing(t *testing.T) {
 			s := newServer(t, withTokens(t), func(c *Config) {
 				p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
 				require.NoError(t, err)
-				c.Cell.Projection, c.Requests = p, gate.RequestLimits{Timeout: time.Second}
+				c.Cell.Projection, c.Requests = p, gate.RequestLimits{Timeout: 10 * time.Second}
 			})
 			const none = historyPath + "/namespaces/default/changes?fieldSelector=from%3D0,"
 			s.must(t, 200, request{method: "GET", path: none + "resource%3Dsecrets"}.as("ann"))
@@ -561,8 +558,8 @@ func TestChangesThatMatchNothing(t *testing.T) {
 	}
 }
 
-// TestViewTellsWhoWrites: a user with the role 'view' in a namespace learns from history who writes there, but not once
-// the role that grants this is no longer part of 'view'.
+// TestViewTellsWhoWrites: a user with the role 'view' in a namespace learns from history who writes in the namespace.
+// If the role that grants this right is no longer part of 'view', the user does not learn who writes.
 func TestViewTellsWhoWrites(t *testing.T) {
 	s := newArchive(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("root"))
@@ -577,21 +574,21 @@ func TestViewTellsWhoWrites(t *testing.T) {
 	s.must(t, 200, request{method: "GET", path: configMaps + "/a"}.as("ann"))
 }
 
-// TestMomentsTakeTurns: some requests of the past wait for other heavy reads of their user: at a moment between two
-// checkpoints, which needs a pass over archived events, and at a moment that is named by a time. A request at a
-// revision in memory does not wait.
-func TestMomentsTakeTurns(t *testing.T) {
+// TestMomentsTakeHeavySeats: a request of the past waits for other heavy reads of its user if a time names its moment,
+// or if its moment is between two checkpoints. A moment between two checkpoints needs a pass over archived events. A
+// request at a revision in memory does not wait.
+func TestMomentsTakeHeavySeats(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) {
 		p, err := projection.Open(projection.Config{Log: c.Cell.Log, Bucket: memory.Strict(t), History: time.Hour})
 		require.NoError(t, err)
 		c.Cell.Projection, c.Requests = p, gate.RequestLimits{Timeout: time.Second}
 	})
-	fill(t, s, 10, "{}") // and makes a checkpoint
+	fill(t, s, 10, "{}") // fill also makes a checkpoint
 	fill(t, s, 10, "{}")
 	fill(t, s, 10, "{}")
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}.as("ann"))
 	head := s.head(t)
-	takeTurns(t, s, "ann")
+	takeHeavySeats(t, s, "ann")
 	for at, code := range map[string]int{fmt.Sprint(head): 200, fmt.Sprint(head - 15): 429, "0s": 429} {
 		for _, path := range []string{"/api/v1/namespaces", "/api/v1/namespaces/default"} {
 			s.must(t, code, request{method: "GET", path: "/at/" + at + path}.as("ann"))

@@ -19,13 +19,14 @@ import (
 // kubeletPort is the port of a kubelet whose Node does not name one.
 const kubeletPort = 10250
 
-// Kubelets says how kubelets are reached, for log, exec, attach, port-forward and proxy. With the zero value, none is.
+// Kubelets says how kubelets are reached, for log, exec, attach, port-forward and proxy. With the zero value, no
+// kubelet is reached.
 type Kubelets struct {
 	// CertFile and KeyFile hold the certificate that this server shows to kubelets. These files and CAFile are read
 	// again when they change.
 	CertFile, KeyFile string
-	// CAFile holds the authorities of the kubelets' own certificates. Without it, any certificate is accepted, as
-	// upstream does.
+	// CAFile holds the authorities of the kubelets' own certificates. Without CAFile, any certificate is accepted, as
+	// in upstream.
 	CAFile string
 	// AddressTypes says which of a Node's addresses to call, the preferred type first.
 	AddressTypes []string
@@ -34,7 +35,7 @@ type Kubelets struct {
 // Configured reports whether this server reaches nodes at all.
 func (k Kubelets) Configured() bool { return k.CertFile != "" }
 
-// open reads the files. It returns nil if none are configured.
+// open reads the files. It returns nil if no files are configured.
 func (k Kubelets) open(to *net.Dialer) (*reload.Value[kubeletTransports], error) {
 	if !k.Configured() {
 		return nil, nil
@@ -80,8 +81,8 @@ func kubeletTransport(secured *tls.Config, to *net.Dialer) http.RoundTripper {
 		MaxResponseHeaderBytes: calls.MostHeaders})
 }
 
-// kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. Its transports are replaced, because
-// they need a goroutine that looks for new certificates.
+// kubelets finds the kubelets of nodes. Upstream's getter finds the addresses of kubelets. The getter's transports are
+// replaced, because they need a goroutine that looks for new certificates.
 type kubelets struct {
 	addresses  kubeletclient.ConnectionInfoGetter
 	transports *reload.Value[kubeletTransports]

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// TestDecodesLabels: the code knows every built-in kind that gets labels when it is decoded: upstream's defaults copy
-// them from a template. Lists select objects of all other kinds by their stored labels.
+// TestDecodesLabels: the code knows every built-in kind whose objects get labels when they are decoded. Upstream's
+// defaults copy these labels from a template. Lists select objects of all other kinds by their stored labels.
 func TestDecodesLabels(t *testing.T) {
 	groups := newServer(t).groups
 	found := map[schema.GroupResource]bool{}

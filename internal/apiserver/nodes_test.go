@@ -18,8 +18,8 @@ func withNodes(t testing.TB) func(*Config) {
 	}
 }
 
-// TestNodesReadWhatTheirPodsUse: another process binds a Pod that uses a Secret to a node. From the next request on the
-// node may read the Secret, and no longer once the Pod is gone.
+// TestNodesReadWhatTheirPodsUse: another process binds a Pod that uses a Secret to a node. The node may read the Secret
+// from the next request on, until the Pod is gone.
 func TestNodesReadWhatTheirPodsUse(t *testing.T) {
 	one, other, _ := twoServers(t, withNodes(t))
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -74,5 +74,5 @@ func TestNodesAreRestricted(t *testing.T) {
 	phase := request{method: "PATCH", path: pods + "/x/status", body: `{"status":{"phase":"Running"}}`, contentType: "application/merge-patch+json"}
 	s.must(t, 403, phase.as("n1"))
 	s.must(t, 200, phase.as("n2"))
-	s.must(t, 403, pod("y", `,"nodeName":"n1"`).as("n1")) // it is not a mirror Pod of the node
+	s.must(t, 403, pod("y", `,"nodeName":"n1"`).as("n1")) // this Pod is not a mirror Pod of the node
 }

@@ -99,7 +99,7 @@ func TestOpenAPIServing(t *testing.T) {
 }
 
 // The index names each document with its hash. If the hash in a URL is right, the answer may be cached for ever.
-// Otherwise the client is redirected to the right one.
+// Otherwise the client is redirected to the URL with the right hash.
 func TestOpenAPIIndex(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -129,12 +129,8 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 	}
 	s := newServer(t)
 	createWidgetCRD(t, s)
-	shipped, err := spec.V2(spec.JSON)
-	require.NoError(t, err)
-	plain, err := shipped.Plain()
-	require.NoError(t, err)
 	var whole openapispec.Swagger
-	require.NoError(t, json.Unmarshal(plain, &whole))
+	require.NoError(t, json.Unmarshal(spec.V2(spec.JSON).Plain(), &whole))
 	got := request{method: "GET", path: "/openapi/v2"}.do(t, s)
 	crd, err := s.definitions.Get(t.Context(), "widgets.example.com") // in the view that the request has read
 	require.NoError(t, err)
@@ -164,11 +160,11 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 	require.Equal(t, "2.0", document.Swagger)
 }
 
-// TestOpenAPITakesTurns: a request for an OpenAPI document waits for other heavy reads of its user. A client that only
-// asks whether its document has changed does not wait, nor does a request for the index.
-func TestOpenAPITakesTurns(t *testing.T) {
+// TestOpenAPITakesHeavySeats: a request for an OpenAPI document waits for other heavy reads of its user. A client that
+// only asks whether its document has changed does not wait, nor does a request for the index.
+func TestOpenAPITakesHeavySeats(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: time.Second} })
-	takeTurns(t, s, "ann")
+	takeHeavySeats(t, s, "ann")
 	for _, path := range []string{"/openapi/v2", "/openapi/v3/api/v1"} {
 		read := request{method: "GET", path: path}
 		var etag string

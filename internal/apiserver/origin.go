@@ -15,10 +15,11 @@ import (
 )
 
 // withOrigin makes the events of a request carry the request's id and author. The id is the request's Audit-Id, which
-// our log and the audit log have too. If the client chose the Audit-Id, it may not be unique, so a UUID is added:
-// unknown outcomes of writes are resolved by the id.
+// our log and the audit log have too. If the client chose the Audit-Id, the Audit-Id may not be unique, so a UUID is
+// added: unknown outcomes of writes are resolved by the id.
 //
-// If a request writes through the loopback, the calling request's author stays, if it has one.
+// The author of a write through the loopback is the author of the calling request, if the calling request has an
+// author.
 func withOrigin(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if requests.OnlyReads(r) {
@@ -33,7 +34,7 @@ func withOrigin(h http.Handler) http.Handler {
 		asked.SetID(id)
 		if user, ok := apirequest.UserFrom(ctx); ok && (asked.Author == nil || !loopback.Is(ctx)) {
 			agent := r.UserAgent()
-			if agent == plans.UndoAgent { // reserved: by it, an undo recognises changes that others have undone
+			if agent == plans.UndoAgent { // reserved: by this agent, an undo recognises changes that others have undone
 				agent = "a client called " + agent
 			}
 			asked.Author = &eventlog.Author{User: user.GetName(), Agent: agent}

@@ -54,7 +54,7 @@ func TestEventsNameWhoWroteThem(t *testing.T) {
 }
 
 // TestLoopbackWritesInTheCallersName: if a request writes through the loopback, the author is the request's author. If
-// a part of Logplane does, the author is that part. Each request has its own Audit-Id.
+// a part of Logplane writes through the loopback, the author is that part. Each request has its own Audit-Id.
 func TestLoopbackWritesInTheCallersName(t *testing.T) {
 	s := newGuarded(t)
 	write := func(ctx context.Context, name string) {
@@ -69,26 +69,4 @@ func TestLoopbackWritesInTheCallersName(t *testing.T) {
 	require.Equal(t, "system:apiserver", s.lastEvent(t).Author.User)
 	write(kubestore.WithAuthor(t.Context(), kubestore.PartOf("lifecycle")), "b")
 	require.Equal(t, eventlog.Author{User: "system:logplane:lifecycle"}, s.lastEvent(t).Author)
-}
-
-// TestEndpointsGoWithTheirService: a Service's Endpoints are deleted in the name of the user who deletes the Service,
-// also if it has finalizers. They stay if a transaction that deletes the Service fails.
-func TestEndpointsGoWithTheirService(t *testing.T) {
-	s := newGuarded(t)
-	const core = "/api/v1/namespaces/default"
-	for _, finalizers := range []string{`[]`, `["example.com/hold"]`} {
-		s.must(t, 201, request{method: "POST", path: core + "/services", body: `{"metadata":{"name":"s","finalizers":` + finalizers + `},"spec":{"clusterIP":"None","ports":[{"port":80}]}}`}.as("root"))
-		s.must(t, 201, request{method: "POST", path: core + "/endpoints", body: `{"metadata":{"name":"s"}}`}.as("root"))
-		s.must(t, 404, transaction(deleting("v1", "Service", "s"), deleting("v1", "ConfigMap", "none")).as("root"))
-		s.must(t, 200, request{method: "GET", path: core + "/endpoints/s"}.as("root"))
-		s.must(t, 200, request{method: "DELETE", path: core + "/services/s"}.as("root"))
-		if finalizers != `[]` {
-			s.must(t, 200, request{method: "GET", path: core + "/endpoints/s"}.as("root"))
-			s.must(t, 200, request{method: "PATCH", path: core + "/services/s", contentType: "application/merge-patch+json", body: `{"metadata":{"finalizers":null}}`}.as("root"))
-		}
-		s.must(t, 404, request{method: "GET", path: core + "/endpoints/s"}.as("root"))
-		e := s.lastEvent(t)
-		require.Equal(t, "endpoints", e.Key.Resource)
-		require.Equal(t, "root", e.Author.User)
-	}
 }

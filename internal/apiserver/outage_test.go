@@ -30,12 +30,11 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access"
-	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -44,9 +43,10 @@ import (
 type outage struct {
 	*Server // the server that fills the cell
 
-	// process makes a process over a log. With its own connection, the process alone meets an outage of the log.
+	// process makes a process over a log. If the log has a connection of its own, only this process meets an outage of
+	// the log.
 	process func(*eventlog.Log) *Server
-	// processOn makes a process that reads another bucket than the cell's.
+	// processOn makes a process that reads a bucket other than the cell's.
 	processOn func(*eventlog.Log, bucket.Bucket) *Server
 	log       *eventlog.Log
 	server    *server.Server
@@ -67,12 +67,9 @@ func newOutage(t *testing.T) outage {
 	natsServer, objects := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, natsServer)})
 	processOn := func(log *eventlog.Log, b bucket.Bucket) *Server {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: b, InlineBytes: 1})
-		require.NoError(t, err)
-		s, err := New(Config{
-			Cell:           kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(p), Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
-			Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"},
-		})
+		cell := kubestoretest.Cell(t, projection.Config{Log: log, Bucket: b, InlineBytes: 1})
+		cell.Feed = fanout.NewFeed(cell.Projection)
+		s, err := New(Config{Cell: cell, Authentication: access.Authentication{TokenFile: path}, Authorization: access.Authorization{Mode: "RBAC"}})
 		require.NoError(t, err)
 		return s
 	}
@@ -171,7 +168,7 @@ func (o outage) requests() (all []request) {
 
 const crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// annotated is an object with an annotation more, as a client sends it back.
+// annotated is an object with one more annotation, as a client sends the object back.
 func annotated(object string) string {
 	return strings.Replace(object, `"metadata":{`, `"metadata":{"annotations":{"b":"2"},`, 1)
 }
@@ -213,14 +210,14 @@ func (o outage) fill(t *testing.T) {
 // internals matches internal texts of the bucket and the log, which no client may see.
 var internals = regexp.MustCompile(`injected fault|segment|logplane/|main/|memory\.|nats:`)
 
-// TestOutage sends each request to a process whose bucket fails from its n-th request on, for each n until the answer
-// needs fewer requests. The answer is the same as without the outage, or 503 with Retry-After if nothing was written,
-// or 500 without Retry-After if something was. No answer says where things are stored.
+// TestOutage sends each request to a process whose bucket fails from its n-th request on, for each n up to the number
+// of bucket requests that the answer needs. The answer is the same as without the outage, or 503 with Retry-After if
+// nothing was written, or 500 without Retry-After if something was written. No answer says where objects are stored.
 func TestOutage(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
 	counts, before, all := newTally("answers"), o.head(t), o.requests()
-	limit := make(chan struct{}, 8) // failing requests retry, so they wait more than they work
+	limit := make(chan struct{}, 8) // failing requests retry, so requests wait more than they work
 	var running sync.WaitGroup
 	for i, r := range all {
 		if testing.Short() && i%7 != 0 {
@@ -326,12 +323,13 @@ func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 	}
 }
 
-// TestOutageOfTheLog sends each request to a process whose link to the log fails at the n-th message, for each n until
-// the answer needs fewer messages. Either the message does not reach the server, or only its answer is lost. If
-// connections only break, the answer is the same as without the failure. If the link is cut or stalls, the answer may
-// also be 503 with Retry-After if nothing was written, or 500 without Retry-After if the outcome is unknown. The log
-// then has all of an append, or nothing.
+// TestOutageOfTheLog sends each request to a process whose link to the log fails at the n-th message, for each n up to
+// the number of messages that the answer needs. Either the message does not reach the server, or only its answer is
+// lost. If connections only break, the answer is the same as without the failure. If the link is cut or stalls, the
+// answer may also be 503 with Retry-After if nothing was written, or 500 without Retry-After if the outcome is unknown.
+// The log then has all of an append, or nothing.
 func TestOutageOfTheLog(t *testing.T) {
+	t.Parallel() // this test waits more than it works
 	const parts = 4
 	limit := make(chan struct{}, 24) // requests wait more than they work, but not for each other
 	var all sync.WaitGroup
@@ -375,7 +373,7 @@ func TestOutageOfTheLog(t *testing.T) {
 	}
 }
 
-// filling lets only one cell be filled at a time: filling all of them at once takes seconds for each.
+// filling lets only one cell be filled at a time: filling all cells at once takes seconds for each cell.
 var filling sync.Mutex
 
 // tally counts answers, by a description.
@@ -495,13 +493,13 @@ func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig
 
 type decider struct{ path, body string }
 
-// TestOutageOfWhatDecides: a webhook or policy that decides about a request decides, or the answer is 503, whichever
-// object of the bucket cannot be read. If a webhook's Service, the rules that a condition asks for, or a policy's
-// params cannot be read, that is not a failure of the webhook or policy, so its failure policy does not apply.
+// TestOutageOfWhatDecides: whichever object of the bucket cannot be read, either the webhook or policy decides about
+// the request, or the answer is 503. A webhook's Service, the rules that a condition asks for, or a policy's params may
+// be unreadable. This is not a failure of the webhook or policy, so the failure policy does not apply.
 func TestOutageOfWhatDecides(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
-	create := func(path, body string) { // in a segment of its own
+	create := func(path, body string) { // each object is in a segment of its own
 		o.must(t, 201, request{method: "POST", path: path, body: body}.as("root"))
 		o.commit(t)
 	}
@@ -551,8 +549,8 @@ func TestOutageOfWhatDecides(t *testing.T) {
 	}
 }
 
-// eachWithout sends a request while one object of the bucket cannot be read, from the object's n-th read on. It does so
-// for each object that the request needs and for each n.
+// eachWithout sends a request while one object of the bucket cannot be read, from the object's n-th read on. It repeats
+// this for each object that the request needs and for each n.
 func (o outage) eachWithout(t *testing.T, r request, check func(without string, got answer)) {
 	asked := map[string]int{} // guarded by the bucket's lock
 	o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
@@ -577,8 +575,8 @@ func (o outage) eachWithout(t *testing.T, r request, check func(without string, 
 	}
 }
 
-// TestOutageOfAConversion: a conversion webhook that is named by a Service is called at an endpoint of the Service. If
-// the Service cannot be read, that is not a failure of the webhook, and the answer is 503.
+// TestOutageOfAConversion: if a CRD names its conversion webhook by a Service, an endpoint of the Service is called. A
+// Service that cannot be read is not a failure of the webhook, and the answer is 503.
 func TestOutageOfAConversion(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
@@ -618,8 +616,8 @@ func TestOutageOfAConversion(t *testing.T) {
 	}
 }
 
-// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, its server's state is unknown.
-// The answer to a request for it allows a retry, and the APIService's condition stays as it is.
+// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, the state of the remote server is
+// unknown. The answer to a request for that server allows a retry, and the APIService's condition stays as it is.
 func TestOutageOfARemoteServer(t *testing.T) {
 	o := newOutage(t)
 	require.NoError(t, o.Bootstrap(t.Context()))
@@ -837,8 +835,8 @@ func TestOutageThatStalls(t *testing.T) {
 	}
 }
 
-// stalled is a request and its answer, when the bucket or log stalled from the n-th read or message on. during says
-// that the request was still being served then.
+// stalled is a request with its answer. The bucket or log stalled from the n-th read or message on. during says that
+// the request was still being served when the stall began.
 type stalled struct {
 	request
 	n      int

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/warning"
 
@@ -31,8 +31,8 @@ const (
 	momentPrefix = "/at/"
 	// revisionHeader is the revision that an answer of the past shows.
 	revisionHeader = "Logplane-Revision"
-	// timeHeader is when the newest event up to that revision was written. Only answers that describe the API have it,
-	// because it costs a read. To learn what a moment means, ask for '/at/MOMENT/version'.
+	// timeHeader is the time at which the newest event up to that revision was written. Only answers that describe the
+	// API have this header, because it costs a read. To learn the meaning of a moment, ask for '/at/MOMENT/version'.
 	timeHeader = "Logplane-Time"
 )
 
@@ -40,8 +40,8 @@ const (
 type pathMoment struct {
 	moment.Moment
 	text string // as it is in the path
-	// refused is why a request of this moment is not served. It is audited, and told only to users with the right to
-	// ask.
+	// refused is the reason why a request of this moment is not served. The request is audited, and the reason is told
+	// only to users with the right to make the request.
 	refused error
 }
 
@@ -54,7 +54,8 @@ func momentOf(ctx context.Context) (pathMoment, bool) {
 }
 
 // withMoment cuts '/at/MOMENT' from the beginning of the path. The filters after it see an ordinary request, and
-// authenticate, authorize and audit it by today's rules. withPast then gives it the moment's view, or refuses it.
+// authenticate, authorize and audit it by today's rules. withPast then gives the request the moment's view, or refuses
+// the request.
 func (s *Server) withMoment(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, rest, ok := cutMoment(r.URL.Path)
@@ -83,7 +84,12 @@ func (s *Server) withMoment(h http.Handler) http.Handler {
 		}
 		r = r.WithContext(context.WithValue(r.Context(), momentKey{}, m))
 		r.URL = &u
-		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&pastResponse{w, momentPrefix + url.PathEscape(text)}), r)
+		keep := sync.OnceFunc(func() { // the moment, in the path of a redirect
+			if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
+				w.Header().Set("Location", momentPrefix+url.PathEscape(text)+to)
+			}
+		})
+		h.ServeHTTP(answers.OnBegin(w, keep), r)
 	})
 }
 
@@ -97,8 +103,8 @@ func cutMoment(path string) (text, rest string, ok bool) {
 	return text, "/" + rest, true
 }
 
-// withPast gives an authorized request of the past its view. Of the paths that describe this process, only '/version'
-// has a past.
+// withPast gives an authorized request of the past its view. The paths that describe this process have no past, except
+// for '/version'.
 func (s *Server) withPast(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m, ok := momentOf(r.Context())
@@ -128,7 +134,7 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 		if !info.IsResourceRequest {
 			at, err := s.config.Cell.Projection.TimeOf(r.Context(), v.Revision())
 			if err != nil {
-				answers.Fail(w, r, s.config.Cell.FutureError(r.Context(), err, v.Revision()))
+				answers.Fail(w, r, s.config.Cell.RevisionError(r.Context(), err, v.Revision()))
 				return
 			}
 			w.Header().Set(timeHeader, at.UTC().Format(time.RFC3339Nano))
@@ -146,14 +152,14 @@ func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apireq
 	answers.Fail(w, r, err)
 }
 
-// sayMeaning warns a client that names a day, or a time without a zone, of how it was understood: in UTC.
+// sayMeaning warns a client that names a day, or a time without a zone: the server understands both in UTC.
 func sayMeaning(ctx context.Context, text string, m moment.Moment) {
 	if m.Zoned {
 		warning.AddWarning(ctx, "", fmt.Sprintf("'%s' is taken for %s, as a day and a time without a zone are in UTC here", text, m.Text))
 	}
 }
 
-// hasPast is true for the paths that describe the API, apart from those of resources.
+// hasPast is true for the paths that describe the API, apart from the paths of resources.
 func hasPast(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	switch first {
@@ -163,9 +169,9 @@ func hasPast(path string) bool {
 	return false
 }
 
-// viewAt returns the view that the request reads. Its revision is never inside an append, since all of an append comes
-// into effect at its end. All pages of a list read the revision of the first page. The continue token names that
-// revision, while an age means another revision in each request.
+// viewAt returns the view that the request reads. The revision of the view is never inside an append, since all of an
+// append comes into effect at its end. All pages of a list read the revision of the first page. The continue token
+// names that revision, while an age means another revision in each request.
 func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
 	at, err := s.revisionOf(ctx, m.text, m.Moment)
@@ -187,9 +193,9 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 	case errors.Is(err, projection.ErrExpired):
 		return nil, s.forgotten(ctx, m.text, at)
 	case err != nil:
-		return nil, s.config.Cell.FutureError(ctx, err, at)
+		return nil, s.config.Cell.RevisionError(ctx, err, at)
 	case v.Folds(): // reading this view keeps a processor busy
-		return v, kubestore.TakeTurn(ctx)
+		return v, kubestore.TakeHeavySeat(ctx)
 	}
 	return v, nil
 }
@@ -204,7 +210,7 @@ func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (
 		}
 		return at, err
 	}
-	if err := kubestore.TakeTurn(ctx); err != nil { // this reads a thousand events, which may be large
+	if err := kubestore.TakeHeavySeat(ctx); err != nil { // this reads a thousand events, which may be large
 		return 0, err
 	}
 	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.Time)
@@ -212,7 +218,7 @@ func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (
 	case errors.Is(err, projection.ErrExpired):
 		return 0, s.forgotten(ctx, text, 0)
 	case err != nil:
-		return 0, s.config.Cell.FutureError(ctx, err, 0)
+		return 0, s.config.Cell.RevisionError(ctx, err, 0)
 	case at == 0:
 		younger := apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger; the oldest moment that can be read: %s1",
 			m.Time.UTC().Format(time.RFC3339), momentPrefix))
@@ -222,8 +228,8 @@ func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (
 	return at, nil
 }
 
-// momentNamed returns the revision that a text names, as it would in a path. In a request of the past, an age is
-// counted from the moment of that request.
+// momentNamed returns the revision that a text would name in a path. In a request of the past, an age is counted from
+// the moment of that request.
 func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revision, error) {
 	now := time.Now()
 	if past := kubestore.PastFrom(ctx); past != nil {
@@ -232,7 +238,7 @@ func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revisio
 		if of.Revision > 0 {
 			var err error
 			if now, err = s.config.Cell.Projection.TimeOf(ctx, past.Revision()); err != nil {
-				return 0, s.config.Cell.FutureError(ctx, err, past.Revision())
+				return 0, s.config.Cell.RevisionError(ctx, err, past.Revision())
 			}
 		}
 	}
@@ -248,28 +254,11 @@ func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revisio
 func (s *Server) forgotten(ctx context.Context, text string, at eventlog.Revision) error {
 	older, newer, err := s.config.Cell.Projection.Nearest(ctx, at)
 	if err != nil {
-		return s.config.Cell.FutureError(ctx, err, at)
+		return s.config.Cell.RevisionError(ctx, err, at)
 	}
 	nearest := fmt.Sprintf("%s%d", momentPrefix, newer)
 	if older > 0 {
 		nearest = fmt.Sprintf("%s%d and %s", momentPrefix, older, nearest)
 	}
 	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", text, nearest))
-}
-
-// pastResponse keeps the moment in the path of a redirect.
-type pastResponse struct {
-	http.ResponseWriter
-	prefix string
-}
-
-// Unwrap implements an interface of http.ResponseController.
-func (w *pastResponse) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// WriteHeader implements http.ResponseWriter.
-func (w *pastResponse) WriteHeader(code int) {
-	if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
-		w.Header().Set("Location", w.prefix+to)
-	}
-	w.ResponseWriter.WriteHeader(code)
 }

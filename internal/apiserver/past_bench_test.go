@@ -28,8 +28,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// day is a cell of 10,000 ConfigMaps of 1 KiB that were changed for 24 hours. The clock is not that of a day, but
-// checkpoints and floors are: each hour ends with a checkpoint, and the floor is an hour old.
+// day is a cell of 10,000 ConfigMaps of 1 KiB that were changed for 24 hours. The changes do not take a day of real
+// time. But checkpoints and floors are those of a day: each hour ends with a checkpoint, and the floor is an hour old.
 type day struct {
 	log    *eventlog.Log
 	bucket *bucket.Counted
@@ -78,7 +78,7 @@ func newDay(t testing.TB, events int) *day {
 	}
 	for hour := range 24 {
 		for n := 0; n < events/24; n += together {
-			names := random.Perm(pastObjects - 1)[:together] // the last is changed once every two hours
+			names := random.Perm(pastObjects - 1)[:together] // the last object is changed once every two hours
 			if n == 0 && hour%2 == 0 {
 				names[0] = pastObjects - 1
 			}
@@ -135,8 +135,8 @@ func (d *day) get(t testing.TB, s *Server, path string) (took time.Duration, rea
 
 const changedObject = historyPath + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/c09999"
 
-// TestAMomentCostsAList: a request of the past reads little more from the bucket than one of the present. The versions
-// of an object are found among many events without reading the other events.
+// TestAMomentCostsAList: a request of the past reads little more from the bucket than a request of the present. The
+// versions of an object are found among many events without reading the other events.
 func TestAMomentCostsAList(t *testing.T) {
 	d := newDay(t, 24*400)
 	_, today, _ := d.get(t, d.serve(t), configMapsPath)
@@ -152,8 +152,8 @@ func TestAMomentCostsAList(t *testing.T) {
 	require.LessOrEqual(t, warm, int64(2))
 }
 
-// BenchmarkPast prints what the past costs in a cell of 10,000 ConfigMaps after LOGPLANE_EVENTS changes ('make
-// bench-history': a million). For its checkpoints, these changes take a day.
+// BenchmarkPast prints the cost of requests of the past in a cell of 10,000 ConfigMaps after LOGPLANE_EVENTS changes
+// ('make bench-history': a million). The cell has the checkpoints of a day.
 func BenchmarkPast(b *testing.B) {
 	events, err := strconv.Atoi(os.Getenv("LOGPLANE_EVENTS"))
 	if err != nil {

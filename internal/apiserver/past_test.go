@@ -20,10 +20,8 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/services"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
 // recorded is a request and its answer at a revision.
@@ -188,7 +186,7 @@ func (r *randomPast) ask(prefix string, q recorded) (int, string) {
 	if q.accept == table {
 		a.body = age.ReplaceAllString(a.body, "AGE")
 	}
-	if strings.HasPrefix(a.header.Get("Content-Type"), "application/cbor") { // its encoder does not sort keys
+	if strings.HasPrefix(a.header.Get("Content-Type"), "application/cbor") { // the encoder of CBOR does not sort keys
 		var decoded any
 		require.NoError(r.t, direct.Unmarshal([]byte(a.body), &decoded))
 		a.body = fmt.Sprint(decoded)
@@ -199,26 +197,23 @@ func (r *randomPast) ask(prefix string, q recorded) (int, string) {
 	return a.code, a.body
 }
 
-// A client that asked for something at some moment gets the same answer under '/at' later, byte for byte: by revision
-// and by time, from the newest view, from checkpoints and from archived events, and with definitions as they were.
+// A client that repeats a request later under '/at' gets the same answer, byte for byte. The client may name the moment
+// by revision or by time. The answer may come from the newest view, from checkpoints or from archived events, and uses
+// definitions as they were at the moment.
 func TestPastIsWhatWasAnswered(t *testing.T) {
 	for _, name := range []string{"kept", "checkpoints", "archive"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			log := eventlogtest.Log(t)
-			config := projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 2000, History: time.Hour}
+			config := projection.Config{InlineBytes: 2000, History: time.Hour}
 			switch name {
 			case "checkpoints":
 				config.Checkpoints = []projection.CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
 			case "archive":
 				config.Checkpoints = []projection.CheckpointRule{{Every: 400 * time.Millisecond, Keep: time.Hour}}
 			}
-			p, err := projection.Open(config)
-			require.NoError(t, err)
-			s := newServer(t, func(c *Config) {
-				c.Services = services.Ranges{CIDR: "10.0.0.0/16"}
-				c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
-			})
+			cell := kubestoretest.Cell(t, config)
+			p := cell.Projection
+			s := newServer(t, func(c *Config) { c.Services, c.Cell = services.Ranges{CIDR: "10.0.0.0/16"}, cell })
 			require.NoError(t, s.Bootstrap(t.Context()))
 			r := &randomPast{Rand: rand.New(rand.NewPCG(7, 7)), t: t, s: s}
 			answers := map[projection.Revision][]recorded{}
@@ -340,7 +335,7 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
-	// For discovery, kubectl prints the warnings of an answer and not its body.
+	// For discovery, kubectl prints the warnings of an answer and not the answer's body.
 	for _, moment := range []string{"1h", "99999999", "tomorrow"} {
 		a := at("GET", "/at/"+moment+"/api")
 		require.GreaterOrEqual(t, a.code, 400, moment)
@@ -351,7 +346,8 @@ func TestPastRefusals(t *testing.T) {
 }
 
 // TestPastOfADay: a client that names a day or a time without a zone, in a path or a selector, is told how the server
-// understands it. A client that asks what a moment means learns its revision and when that revision was written.
+// understands it. A client that asks for the meaning of a moment learns the moment's revision and the time at which
+// that revision was written.
 func TestPastOfADay(t *testing.T) {
 	s := newServer(t)
 	head := fieldOf(s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}).object(t), "metadata.resourceVersion").(string)
@@ -437,13 +433,10 @@ func TestPastRoles(t *testing.T) {
 // A request below '/at' for a kind whose past a history rule has dropped is answered 410, with the reason. All other
 // kinds of that moment can be read.
 func TestPastOfRules(t *testing.T) {
-	log := eventlogtest.Log(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
+	cell := kubestoretest.Cell(t, projection.Config{InlineBytes: 1, History: time.Hour,
 		Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, HistoryRules: []projection.HistoryRule{{Prefix: "/secrets"}}})
-	require.NoError(t, err)
-	s := newServer(t, func(c *Config) {
-		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
-	})
+	p := cell.Projection
+	s := newServer(t, func(c *Config) { c.Cell = cell })
 	require.NoError(t, s.Bootstrap(t.Context()))
 	const secretsPath = "/api/v1/namespaces/default/secrets"
 	send := func(method, path, body string) answer {

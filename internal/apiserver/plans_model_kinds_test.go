@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// modelKind is a kind of objects, and what the test may do to them.
+// modelKind is a kind of objects, with the changes that the test may make to such objects.
 type modelKind struct {
 	// resource is the name that 'versions' uses. version is the version in which objects are stored.
 	resource, version string
@@ -22,7 +22,7 @@ type modelKind struct {
 	fixed func(object map[string]any)
 	// immutable are the places that the API does not allow to change.
 	immutable []string
-	// status changes the status, if the kind has a subresource for it.
+	// status changes the status, if the kind has a subresource for the status.
 	status edit
 	// hasStatus says that the kind has a status that the test does not change.
 	hasStatus bool
@@ -38,10 +38,11 @@ type modelKind struct {
 	passes, alone bool
 	// kind is the kind's name. in is the namespace of its objects, if it is not the usual one.
 	kind, in string
-	// toTwin removes values from an object that its twin cannot have, too. fromTwin puts the object's own values back.
+	// A twin is a copy of an object. toTwin removes the values that an object and its twin cannot share, such as an
+	// address. fromTwin puts the object's own values back.
 	toTwin   func(object map[string]any)
 	fromTwin func(object, own map[string]any)
-	// finished says that an object has done its work, and would do it again if it were made again.
+	// finished says that an object has done its work, and would repeat the work if the object were made again.
 	finished func(object map[string]any) bool
 }
 
@@ -107,7 +108,7 @@ func (k *modelKind) written(object map[string]any) map[string]any {
 		delete(out, "status")
 	}
 	if out["aggregationRule"] != nil {
-		delete(out, "rules") // these are the rules of other roles
+		delete(out, "rules") // these rules come from other roles
 	}
 	uid, _ := fieldOf(object, "metadata.uid").(string)
 	return withoutUID(out, uid).(map[string]any)
@@ -506,10 +507,10 @@ func borrow(object, own map[string]any, ways ...string) {
 	}
 }
 
-// lastApplied is the annotation in which 'kubectl apply' keeps what it applied.
+// lastApplied is the annotation in which 'kubectl apply' keeps the applied object.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// applied does what 'kubectl apply' does.
+// applied changes an object in the way of 'kubectl apply'.
 func applied(m *model, object map[string]any) {
 	document := map[string]any{"data": map[string]any{}}
 	for _, name := range []string{"a", "b"} {

@@ -22,13 +22,13 @@ import (
 )
 
 // TestPlansAndTransactionsAreTheModel changes objects of many kinds at random, and takes the changes back. An undo, an
-// undelete, a restore or a transaction must leave each object as a model predicts, byte for byte except for what
-// docs/history.md lists.
+// undelete, a restore or a transaction must leave each object as a model predicts, byte for byte except for the
+// differences that docs/history.md lists.
 //
-// The model does not merge. In the model, an object is the JSON that a client has read in the stored version, as places
-// with values, and a change is the set of places whose values differ afterwards. The outcome of a transaction is
-// compared with twins, to which the same requests were made one after the other. A dry run writes nothing. After a plan
-// was carried out, the same plan has nothing left to do.
+// The model does not merge. In the model, an object consists of places with values: the JSON that a client has read in
+// the stored version. A change is the set of places whose values differ afterwards. The outcome of a transaction is
+// compared with twins of the objects: copies that get the same requests one after the other. A dry run writes nothing.
+// After a plan was carried out, the same plan has nothing left to do.
 //
 // LOGPLANE_PLANS_SEED sets another seed, and LOGPLANE_PLANS_STEPS sets how many steps each cell makes.
 func TestPlansAndTransactionsAreTheModel(t *testing.T) {
@@ -88,8 +88,9 @@ type model struct {
 	counts  map[string]int
 	// focus are the objects that the test changes more often for some time.
 	focus []*modelled
-	// owners are two of the objects. uids has, by uid, which life of which owner it is. creating are the objects that
-	// the present plan makes again, and pruning those that it deletes.
+	// owners are two of the objects. A life of an owner lasts from its creation to its deletion. uids says for each uid
+	// which owner it belongs to, and in which life. creating are the objects that the present plan makes again, and
+	// pruning the objects that the plan deletes.
 	owners   []*modelled
 	uids     map[string]string
 	creating map[*modelled]bool
@@ -109,7 +110,7 @@ type modelled struct {
 type state struct {
 	revision                   projection.Revision
 	verb, user, manager, agent string
-	// object is as a client reads it. For a deletion, it is the object before that.
+	// object is the object as a client reads it. For a deletion, it is the object before the deletion.
 	object map[string]any
 }
 
@@ -154,7 +155,7 @@ func (o *modelled) String() string { return o.kind.resource + "/" + o.name }
 
 func (o *modelled) path() string { return o.kind.collection() + "/" + o.name }
 
-// last is the newest version, nil if there is none.
+// last is the newest version, nil if there are no versions.
 func (o *modelled) last() *state {
 	if len(o.versions) == 0 {
 		return nil
@@ -162,7 +163,7 @@ func (o *modelled) last() *state {
 	return o.versions[len(o.versions)-1]
 }
 
-// life names one of an object's lives: the present one for 0, the next one for 1.
+// life names one of an object's lives: the present life for 0, the next life for 1.
 func (o *modelled) life(next int) string {
 	for _, v := range o.versions {
 		if v.verb == "create" {
@@ -172,7 +173,7 @@ func (o *modelled) life(next int) string {
 	return fmt.Sprintf("%s#%d", o.name, next)
 }
 
-// now is the present object, nil if it does not exist.
+// now is the present object, nil if the object does not exist.
 func (o *modelled) now() map[string]any {
 	if s := o.last(); s != nil && s.verb != "delete" {
 		return s.object
@@ -180,7 +181,7 @@ func (o *modelled) now() map[string]any {
 	return nil
 }
 
-// at is the object at a revision, nil if it did not exist.
+// at is the object at a revision, nil if the object did not exist.
 func (o *modelled) at(revision projection.Revision) map[string]any {
 	var found map[string]any
 	for _, s := range o.versions {
@@ -244,7 +245,7 @@ func encoded(value any) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// read gets the object from the server, nil if it does not exist.
+// read gets the object from the server, nil if the object does not exist.
 func (m *model) read(o *modelled) map[string]any {
 	m.t.Helper()
 	a := request{method: "GET", path: o.path()}.as("root").do(m.t, m.s)
@@ -491,10 +492,11 @@ func (m *model) plan(by actor, spec string) (dry, done *history.Plan, refused st
 	return dry, done, ""
 }
 
-// expected is what a plan should do to an object.
+// expected is the change that a plan should make to an object.
 type expected struct {
 	verb string // empty if the object is left alone
-	// wanted is the object without what the server keeps. It is nil if the object should be deleted.
+	// wanted is the object that should result, without the fields that the server keeps. It is nil if the object should
+	// be deleted.
 	wanted *content
 	// last is the last state of an object that is made again.
 	last map[string]any
@@ -543,7 +545,7 @@ func (m *model) undoOne(by actor) {
 	m.twice(by, spec, expect, "logplane-undo")
 }
 
-// twice carries a plan out, and then once more, when nothing must be left to do.
+// twice carries a plan out twice. The second time, nothing must be left to do.
 func (m *model) twice(by actor, spec string, expect func() map[*modelled]expected, agent string) {
 	m.t.Helper()
 	m.expect(by, spec, expect(), agent)
@@ -602,8 +604,8 @@ func (m *model) number(text string) projection.Revision {
 	return projection.Revision(n)
 }
 
-// managers are the managers of each version since a revision, as the API reports them. A version that sets something
-// must have the manager who wrote it.
+// managers are the managers of each version since a revision, as the API reports them. A version that sets a field must
+// have the manager who wrote the version.
 func (m *model) managers(since projection.Revision) map[projection.Revision]string {
 	m.t.Helper()
 	all := map[projection.Revision]string{}
@@ -639,8 +641,8 @@ func (m *model) managers(since projection.Revision) map[projection.Revision]stri
 	return all
 }
 
-// moment is a revision at which something was written, more often a recent one. "A moment inside a transaction is the
-// end of it."
+// moment is a revision at which something was written, more often a recent revision. "A moment inside a transaction is
+// the end of it."
 func (m *model) moment() (revision, end projection.Revision) {
 	all := []projection.Revision{m.began}
 	for _, o := range m.objects {
@@ -751,8 +753,8 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 	m.pruning = nil
 }
 
-// stillOwned is what a restore makes of an existing object: its old content, with the owners as they will be. If
-// nothing but a missing owner would change, the reference to that owner stays.
+// stillOwned is an existing object after a restore: its old content, with the owners as they will be. If nothing but a
+// missing owner would change, the reference to that owner stays.
 func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	will := m.adopted(o, wanted)
 	kept := wanted.withOwners(o, func(name string, _ any) any {
@@ -776,7 +778,7 @@ func (m *model) stillOwned(o *modelled, wanted, is *content) *content {
 	return will
 }
 
-// removeSpace deletes the namespace, and restores it with everything that was in it.
+// removeSpace deletes the namespace, and restores the namespace with all of its objects.
 func (m *model) removeSpace(by actor) {
 	to := m.s.head(m.t)
 	m.note("delete", "the namespace by %v", by)
@@ -801,11 +803,11 @@ func (m *model) removeSpace(by actor) {
 	m.s.must(m.t, 200, request{method: "GET", path: path + "/serviceaccounts/default"}.as("root"))
 }
 
-// twin is the namespace of the twins, which get the same changes one after the other.
+// twin is the namespace of the twins. Twins get the changes of a transaction one after the other.
 const twin = "twin"
 
-// transact sends several operations as one transaction. Before that, it sends each operation as a request to a twin of
-// the object. Afterwards the objects must be equal to their twins.
+// transact sends several operations as one transaction. Before the transaction, it sends each operation as a request to
+// a twin of the object. Afterwards the objects must be equal to their twins.
 func (m *model) transact(by actor) {
 	var operations []string
 	twins := map[*modelled]*modelled{}
@@ -840,7 +842,7 @@ func (m *model) transact(by actor) {
 			for _, of := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation"} {
 				delete(metadata, of)
 			}
-			if o.now() != nil { // many kinds require it
+			if o.now() != nil { // many kinds require a resourceVersion
 				metadata["resourceVersion"] = fieldOf(o.now(), "metadata.resourceVersion")
 			}
 			if metadata["name"] = o.name; !o.kind.everywhere {
@@ -860,7 +862,7 @@ func (m *model) transact(by actor) {
 			under(object, "metadata")["name"] = o.name
 			made[o] = true
 			add("create", map[string]any{"object": asSent(object)})
-		case is == nil: // a transaction cannot make an object again that it deletes
+		case is == nil: // a transaction cannot delete an object and make it again
 		case n == 0:
 			m.s.must(m.t, 200, request{method: "DELETE", path: w.path() + "?propagationPolicy=Background"}.as("root"))
 			add("delete", map[string]any{"reference": reference, "propagationPolicy": "Background"})
@@ -1001,7 +1003,7 @@ func (o *modelled) deletes(i int) bool {
 	return o.versions[i].verb == "update" && fieldOf(o.versions[i].object, of) != nil && fieldOf(o.versions[i-1].object, of) == nil
 }
 
-// expect carries a plan out, and compares all objects with what is expected.
+// expect carries a plan out, and compares all objects with their expected states.
 func (m *model) expect(by actor, spec string, all map[*modelled]expected, agent string) {
 	m.t.Helper()
 	before := m.s.head(m.t)
@@ -1013,7 +1015,7 @@ func (m *model) expect(by actor, spec string, all map[*modelled]expected, agent 
 		was := done.Status.Changes[i]
 		j := slices.IndexFunc(m.objects, func(o *modelled) bool { return o.is(planned.Object) })
 		if r := planned.Object; r.Resource == "namespaces" && r.Name == space || r.Resource == "serviceaccounts" && r.Name == "default" {
-			require.True(m.t, was.Left == "" || agent == "logplane-undo", was.Left) // an undo of its creation would delete everything
+			require.True(m.t, was.Left == "" || agent == "logplane-undo", was.Left) // an undo of the namespace's creation would delete everything
 			continue
 		}
 		require.GreaterOrEqual(m.t, j, 0, "%+v", planned)
@@ -1059,11 +1061,11 @@ func (o *modelled) is(r history.Reference) bool {
 	return r.Resource == resource && r.Group == group && r.Name == o.name && r.Namespace == o.kind.namespace()
 }
 
-// is compares an object with what it should be. Only the differences that docs/history.md lists are allowed.
+// is compares an object with its expected state. Only the differences that docs/history.md lists are allowed.
 func (m *model) is(o *modelled, was map[string]any, e expected) {
 	m.t.Helper()
 	is := o.now()
-	if e.wanted == nil && is != nil { // finalizers hold it
+	if e.wanted == nil && is != nil { // finalizers hold the object
 		require.NotNil(m.t, fieldOf(is, "metadata.deletionTimestamp"), "%s", o)
 		require.NotNil(m.t, fieldOf(is, "metadata.finalizers"), "%s", o)
 	}
@@ -1072,7 +1074,7 @@ func (m *model) is(o *modelled, was map[string]any, e expected) {
 	}
 	require.NotNil(m.t, is, "%s", o)
 	require.Equal(m.t, e.wanted.String(), m.contentOf(o, is).String(), "%s", o)
-	if was != nil { // it is the same object, whose status is left to controllers
+	if was != nil { // it is still the same object, and its status is left to controllers
 		for _, field := range []string{"metadata.uid", "metadata.creationTimestamp", "metadata.deletionTimestamp"} {
 			require.Equal(m.t, fieldOf(was, field), fieldOf(is, field), "%s: %s", o, field)
 		}
@@ -1104,7 +1106,7 @@ func (m *model) is(o *modelled, was map[string]any, e expected) {
 
 // undone is the object without some of its changes.
 func (m *model) undone(o *modelled, changes []*state) expected {
-	ends := map[any]int{} // an object that these changes both created and deleted needs no step
+	ends := map[any]int{} // an object that was created and deleted by these changes needs no step
 	for _, v := range changes {
 		if v.verb != "update" {
 			ends[fieldOf(v.object, "metadata.uid")]++
@@ -1188,7 +1190,7 @@ func (m *model) undone(o *modelled, changes []*state) expected {
 	return m.outcome(o, now, last)
 }
 
-// othersHaveWritten says whether somebody has changed an object since a version, in a change that is not undone.
+// othersHaveWritten says whether somebody has changed an object after a version, in a way that is not undone.
 func (m *model) othersHaveWritten(o *modelled, since int, isChosen func(int) bool) bool {
 	for i := since + 1; i < len(o.versions); i++ {
 		if v := o.versions[i]; !isChosen(i) && !o.isStatus(i) && v.user != upstreams && v.agent != "logplane-undo" {
@@ -1224,7 +1226,7 @@ func (m *model) outcome(o *modelled, wanted *content, last map[string]any) expec
 	e := expected{verb: "update", wanted: wanted, same: is.equal(wanted), refused: slices.ContainsFunc(o.kind.immutable, func(of string) bool {
 		return is.below(of) != wanted.below(of)
 	})}
-	if isTerminating(o) { // no finalizer may be added, and the object goes with the last one
+	if isTerminating(o) { // no finalizer may be added, and the object is deleted with the last finalizer
 		had, has := is.finalizers(), wanted.finalizers()
 		e.refused = e.refused || slices.ContainsFunc(has, func(f string) bool { return !slices.Contains(had, f) })
 		if len(has) == 0 {
@@ -1249,8 +1251,8 @@ func (p *content) finalizers() (all []string) {
 // references is the place at which an object names its owners.
 const references = `."metadata"."ownerReferences"`
 
-// adopted is an object with the owners as they will be: owners that are made again have another uid, and missing owners
-// are dropped.
+// adopted is an object with the owners as they will be after a plan: owners that are made again have another uid, and
+// missing owners are dropped.
 func (m *model) adopted(o *modelled, wanted *content) *content {
 	return wanted.withOwners(o, func(name string, _ any) any {
 		for _, owner := range m.owners {
@@ -1293,8 +1295,8 @@ func (p *content) withOwners(o *modelled, uidOf func(name string, uid any) any) 
 	return out
 }
 
-// content is an object by places: values holds each value, and marks the objects, lists and items that hold values.
-// order has the order of items in lists whose items have names.
+// content is an object as places. values has the value at each place. At the place of an object, a list or an item, the
+// value is a word such as 'an object'. order has the order of items in lists whose items have names.
 type content struct {
 	values map[string]string
 	order  map[string][]string
@@ -1374,7 +1376,7 @@ func (p *content) String() string {
 	places := slices.Sorted(maps.Keys(p.values))
 	for i, at := range places {
 		if strings.HasSuffix(at, `."annotations"`) && (i+1 == len(places) || !isBelow(places[i+1], at)) {
-			continue // the API leaves out empty ones
+			continue // the API leaves out empty annotations
 		}
 		fmt.Fprintf(&b, "%s: %s\n", at, p.values[at])
 	}
@@ -1413,11 +1415,11 @@ func isBelow(place, at string) bool {
 }
 
 // without undoes a change, or reports a conflict if others have changed the same places. older are the states before
-// earlier changes that are undone, too: a place that has such an older value was already changed back, and is no
+// earlier changes that are undone, too. A place with such an older value was already changed back, and is not a
 // conflict.
 func (p *content) without(before, after *content, older []*content) (out *content, conflict bool) {
 	out = &content{maps.Clone(p.values), map[string][]string{}}
-	var undone []string // places that are, with all below them, as before an earlier change
+	var undone []string // places whose values, with all values below, are as before an earlier change
 	for at, kind := range p.values {
 		is := func(q *content) string { return q.below(at) }
 		if isHolder(kind) && p.below(at) != after.below(at) && isOlder(p.below(at), older, is) {
@@ -1429,7 +1431,8 @@ func (p *content) without(before, after *content, older []*content) (out *conten
 			slices.ContainsFunc(undone, func(of string) bool { return isBelow(at, of) }) {
 			continue
 		}
-		// of is what a content has at the place. If the change has added or removed an item, it is all of the item.
+		// of is the part of a content at the place. If the change has added or removed an item, the part is all of the
+		// item.
 		of := func(q *content) string { return q.valueAt(at) }
 		isItem := (of(before) == isAnItem || of(after) == isAnItem) && of(before) != of(after)
 		if isItem {
@@ -1439,7 +1442,7 @@ func (p *content) without(before, after *content, older []*content) (out *conten
 		switch {
 		case was == left:
 			if is != was && isHolder(was) && before.below(at) != after.below(at) && !isOlder(is, older, of) {
-				return nil, true // others have removed all of it
+				return nil, true // others have removed the whole object, list or item
 			}
 		case is == was:
 		case is == left:
@@ -1469,7 +1472,7 @@ const (
 	isAnItem   = "an item"
 )
 
-// isHolder says whether a value stands for an object, a list or an item, which hold other values.
+// isHolder says whether a value stands for a holder of other values: an object, a list or an item.
 func isHolder(value string) bool { return value == isAnObject || value == isAList || value == isAnItem }
 
 // isInItem says whether a place is in an item that the other content does not have.
@@ -1496,7 +1499,8 @@ func (p *content) both(q *content) map[string]string {
 }
 
 // hold adds the missing objects, lists and items that hold values, and orders the items of lists: an item that comes
-// back stands after the items that it came after. It returns false if there is another value in place of a holder.
+// back is placed after the items that it followed before. It returns false if there is another value in place of a
+// holder.
 func (p *content) hold(before, now *content) bool {
 	for _, at := range slices.Collect(maps.Keys(p.values)) {
 		for _, from := range []*content{now, before} {

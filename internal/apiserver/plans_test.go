@@ -45,8 +45,8 @@ func (s *Server) newestOf(t *testing.T, name string) string {
 	return fieldOf(a.object(t), "metadata.resourceVersion").(string)
 }
 
-// TestPlan: a dry run writes nothing and says what would change. The plan is carried out in one append. Changes that
-// came after the dry run are left alone.
+// TestPlan: a dry run writes nothing and lists the changes that the plan would make. The plan is carried out in one
+// append. Changes that were made after the dry run are left alone.
 func TestPlan(t *testing.T) {
 	s := newServer(t)
 	patch := func(name, value string) {
@@ -126,8 +126,8 @@ func TestPlanWithARefusal(t *testing.T) {
 	}
 }
 
-// TestPlanWritesAsItsUser: a plan's writes have the user who sends the plan as author. An object that is made again has
-// the managers that it had.
+// TestPlanWritesAsItsUser: the author of a plan's writes is the user who sends the plan. An object that is made again
+// has its earlier managers.
 func TestPlanWritesAsItsUser(t *testing.T) {
 	s := newServer(t)
 	apply := func(manager, data string) {
@@ -151,9 +151,9 @@ func TestPlanWritesAsItsUser(t *testing.T) {
 	require.Equal(t, "logplane-undelete", versions.Items[0].UserAgent)
 }
 
-// TestPlanOwners: an object that a plan writes names its owners by their present uids. It names no missing owner,
-// because the collector would then delete it. An object of the moment is not deleted together with an owner that came
-// later.
+// TestPlanOwners: an object that a plan writes names its owners by their present uids. The object does not name a
+// missing owner, because the collector would then delete the object. An object that existed at the moment is not
+// deleted together with an owner that was made later.
 func TestPlanOwners(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	for name, c := range map[string]struct {
@@ -211,8 +211,8 @@ func TestPlanOwners(t *testing.T) {
 	s.must(t, 200, request{method: "GET", path: secrets + "/later"})
 }
 
-// TestPlanMergesBySchema: fields are what server-side apply calls fields. So others may change other items of a keyed
-// list or of a set, while an atomic list is one field.
+// TestPlanMergesBySchema: the fields of a plan are the fields of server-side apply. So other users may change other
+// items of a keyed list or of a set, while an atomic list is one field.
 func TestPlanMergesBySchema(t *testing.T) {
 	s := newServer(t)
 	crd := definition("things", "example.com", "v1")
@@ -268,7 +268,7 @@ func TestPlanMergesBySchema(t *testing.T) {
 			kind := map[string]string{things: `"apiVersion":"example.com/v1","kind":"One",`}[c.path]
 			s.must(t, 201, request{method: "POST", path: c.path, body: `{` + kind + `"metadata":{"name":"` + object + `"},"` + field + `":` + c.before + `}`})
 			revision := patch("one", c.one)
-			if c.field == "status" { // undo the last change, without naming its revision
+			if c.field == "status" { // the last change is undone, without naming its revision
 				revision = ""
 			} else {
 				patch("two", c.two)
@@ -290,8 +290,8 @@ func TestPlanMergesBySchema(t *testing.T) {
 }
 
 // TestRestoreOfOwnersElsewhere: a reference to an owner that is not restored comes back with the owner's present uid.
-// An object was being deleted at the moment; another object of its name, made after that, counts as later than the
-// moment.
+// If an object was being deleted at the moment, another object of its name that was made afterwards counts as later
+// than the moment.
 func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	s := newServer(t)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -322,7 +322,7 @@ func TestRestoreOfOwnersElsewhere(t *testing.T) {
 }
 
 // TestRestoreBeforeTheCollector: a restore makes an owner again. An unchanged object that names the old owner then
-// names the new one.
+// names the new owner.
 func TestRestoreBeforeTheCollector(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	s := newServer(t)
@@ -392,7 +392,7 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		s := newServer(t)
 		a := s.must(t, 201, request{method: "POST", path: jobs, body: `{"metadata":{"name":"x"},"spec":{"template":{` + pod + `}}`})
 		s.planned(t, fmt.Sprintf(`{"namespace":"default","undo":{"object":"jobs.batch/x","revision":"%v"}}`, fieldOf(a.object(t), "metadata.resourceVersion")), false, nil)
-		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // and does not wait for its Pods to be orphaned
+		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // the Job does not wait for its Pods to be orphaned
 	})
 	t.Run("the address of a Service that stays", func(t *testing.T) {
 		s := newServer(t, func(c *Config) { c.Services = services.Ranges{CIDR: "10.0.0.0/24"} })
@@ -442,8 +442,8 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 	})
 }
 
-// TestRestoreOfWhatHasMovedOn: a claim that is made again is bound to its volume again, unless the volume has another
-// claim by now. A Pod or Job that has finished since the moment does not run again.
+// TestRestoreOfWhatHasMovedOn: a claim that is made again is bound to its volume again, unless the volume now has
+// another claim. A Pod or Job that has finished since the moment does not run again.
 func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	s := newServer(t)
 	const claims, pods, volume = "/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/namespaces/default/pods", "/api/v1/persistentvolumes/v"
@@ -502,7 +502,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	require.Equal(t, "of-another", boundTo())
 }
 
-// TestUndoKnowsItsOwn: the changes of a client that uses an undo's user agent are undone like any other.
+// TestUndoKnowsItsOwn: the changes of a client that uses an undo's user agent are undone like any other change.
 func TestUndoKnowsItsOwn(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})

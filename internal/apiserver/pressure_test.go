@@ -10,21 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
-// withTail makes a server whose process may hold this many bytes of events that are not committed.
+// withTail makes a server whose process may hold the given number of bytes of events that are not committed.
 func withTail(t *testing.T, bytes int) (*Server, *memory.Bucket) {
 	t.Helper()
-	log, bucket := eventlogtest.Log(t), memory.Strict(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, TailBytes: bytes})
-	require.NoError(t, err)
-	return newServer(t, func(c *Config) {
-		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
-	}), bucket
+	bucket := memory.Strict(t)
+	return newServer(t, func(c *Config) { c.Cell = kubestoretest.Cell(t, projection.Config{Bucket: bucket, TailBytes: bytes}) }), bucket
 }
 
 // large is a request that creates a ConfigMap of about 4 KiB.
@@ -32,8 +27,9 @@ func large(name string) request {
 	return request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":%q}}`, name, strings.Repeat("x", 4000))}
 }
 
-// No commit succeeds. Once this process holds more events than it may, every write is answered 429 with Retry-After and
-// changes nothing, while reads go on. After a commit, writes are accepted again.
+// While no commit succeeds, the events that a process holds grow. Once the process holds more events than it may, every
+// write is answered 429 with Retry-After and changes nothing, while reads go on. After a commit, writes are accepted
+// again.
 func TestBackPressure(t *testing.T) {
 	if testing.Short() {
 		t.Skip("megabytes of writes")
@@ -91,8 +87,8 @@ func configMapNames(t *testing.T, s *Server) (names []any) {
 	return names
 }
 
-// There is no projector at all. The process that serves requests commits before its tail has grown too long, and
-// refuses nothing.
+// Without any projector, the process that serves requests commits before its tail has grown too long, and refuses
+// nothing.
 func TestTheAPIProjectsItself(t *testing.T) {
 	s, bucket := withTail(t, 100_000)
 	for i := range 100 {

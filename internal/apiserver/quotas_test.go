@@ -38,7 +38,7 @@ func quotaOf(name, hard string) string {
 // TestQuotasAreExact: many writers on two processes create and delete under one quota. The quota is never exceeded, and
 // its usage is the number of objects at every revision.
 func TestQuotasAreExact(t *testing.T) {
-	rounds, clients := 8, 16 // TestQuotaAcrossProcesses runs with any number of them
+	rounds, clients := 8, 16 // TestQuotaAcrossProcesses has more clients
 	if testing.Short() {
 		rounds = 3
 	}
@@ -85,7 +85,7 @@ func TestQuotasAreExact(t *testing.T) {
 	require.NoError(t, err)
 	indexer := one.listers.IndexerOf(&corev1.ResourceQuota{})
 	for revision := view.Floor() + 1; revision <= view.Revision(); revision++ {
-		revision, err := one.config.Cell.Projection.EndOf(t.Context(), revision) // clients are shown this revision
+		revision, err := one.config.Cell.Projection.EndOf(t.Context(), revision) // clients see this revision
 		require.NoError(t, err)
 		row, found, err := view.Get(t.Context(), indexer.Prefix()+"default/q", revision)
 		require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestQuotasAreExact(t *testing.T) {
 	}
 }
 
-// TestWhatQuotasLimit: each kind of limit is charged by creates and updates, and given back by updates and deletions.
+// TestWhatQuotasLimit: creates and updates charge each kind of limit, and updates and deletions give back the charge.
 func TestWhatQuotasLimit(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -113,7 +113,7 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"pods":"3","requests.cpu":"1","services.nodeports":"1","resourcequotas":"2","count/widgets.example.com":"1"`)})
 	require.Equal(t, map[string]string{"pods": "1", "requests.cpu": "100m", "services.nodeports": "0", "resourcequotas": "1", "count/widgets.example.com": "0"}, usedOf(t, s, "q"))
 
-	// Fields of Pods that upstream demands, and Pods that it refuses.
+	// Upstream demands some fields of Pods, and refuses some Pods.
 	require.Contains(t, s.must(t, 403, request{method: "POST", path: pods, body: `{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","image":"i"}]}}`}).body, "must specify requests.cpu for: c")
 	s.must(t, 201, request{method: "POST", path: pods, body: pod("half", "500m")})
 	refused := s.must(t, 403, request{method: "POST", path: pods + "?dryRun=All", body: pod("more", "500m")})
@@ -121,7 +121,7 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: pods + "?dryRun=All", body: pod("dry", "100m")})
 	require.Equal(t, "600m", usedOf(t, s, "q")["requests.cpu"])
 
-	// A Pod that has ended uses nothing, however it is written.
+	// A Pod that has ended uses nothing, however its end is written.
 	s.must(t, 200, request{method: "PATCH", path: pods + "/half/status", body: `{"status":{"phase":"Succeeded"}}`, contentType: "application/merge-patch+json"})
 	require.Equal(t, "100m", usedOf(t, s, "q")["requests.cpu"])
 	s.must(t, 200, request{method: "DELETE", path: pods + "/half"})
@@ -129,7 +129,7 @@ func TestWhatQuotasLimit(t *testing.T) {
 	require.Equal(t, "0", usedOf(t, s, "q")["requests.cpu"])
 	require.Equal(t, "0", usedOf(t, s, "q")["pods"])
 
-	// An update that uses more.
+	// An update may use more.
 	service := func(name, kind string) string {
 		return `{"metadata":{"name":"` + name + `"},"spec":{"type":"` + kind + `","ports":[{"port":80}]}}`
 	}
@@ -166,8 +166,8 @@ func TestWhatQuotasLimit(t *testing.T) {
 }
 
 // TestToldStatusOfAQuota: a user who writes the status of a quota gets that status in the answer, and so do all
-// readers. But it decides nothing: the next charge counts the usage, and so does the next write of the quota, which the
-// lifecycle makes.
+// readers. But that status decides nothing: the next charge counts the usage, and so does the lifecycle's next write of
+// the quota.
 func TestToldStatusOfAQuota(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`})
@@ -260,7 +260,7 @@ func TestNothingNewInWhatTerminates(t *testing.T) {
 		view    *projection.View
 		refused string
 	}{{old, ""}, {now, "because it is being terminated"}} {
-		_, err := s.beside(t.Context(), c.view, change)
+		_, err := s.alongside(t.Context(), c.view, change)
 		if c.refused == "" {
 			require.NoError(t, err)
 			continue
@@ -268,6 +268,6 @@ func TestNothingNewInWhatTerminates(t *testing.T) {
 		require.ErrorContains(t, err, c.refused)
 	}
 	change.Before = object
-	_, err = s.beside(t.Context(), now, change)
+	_, err = s.alongside(t.Context(), now, change)
 	require.NoError(t, err, "an update is allowed")
 }

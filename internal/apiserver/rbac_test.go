@@ -15,9 +15,9 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 )
 
 // twoServers makes two processes of one cell with little room in the root, and a projector's projection of the cell.
@@ -25,9 +25,7 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	t.Helper()
 	log, bucket := eventlogtest.Log(t), memory.New()
 	process := func() kubestore.Cell {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 3000})
-		require.NoError(t, err)
-		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
+		return kubestoretest.Cell(t, projection.Config{Log: log, Bucket: bucket, InlineBytes: 3000})
 	}
 	server := func() *Server {
 		c := Config{Cell: process()}
@@ -41,8 +39,8 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	return server(), server(), process().Projection
 }
 
-// TestRevokedIsRefused: many requests run on two processes. A right applies to every request that begins after its
-// grant was acknowledged, and to none that begins after its revocation was acknowledged.
+// TestRevokedIsRefused: many requests run on two processes. A right applies to every request that begins after the
+// right's grant was acknowledged, and to no request that begins after the revocation was acknowledged.
 func TestRevokedIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -137,7 +135,7 @@ func TestUndecodableRulesHarmNobody(t *testing.T) {
 	s.must(t, 200, list)
 }
 
-// TestManyBindingsToOneRole: if a user binds themselves to one role a thousand times, its rules count once.
+// TestManyBindingsToOneRole: if a user binds themselves to one role a thousand times, the rules of the role count once.
 func TestManyBindingsToOneRole(t *testing.T) {
 	s := newGuarded(t)
 	require.NoError(t, s.Bootstrap(t.Context()))

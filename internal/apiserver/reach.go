@@ -18,12 +18,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Authorization uses today's rights, but today's namespace may not be the one that had its name in the past. So a right
-// inside a namespace covers the past only since that namespace was made, and for custom resources since their
-// definition was made. A right in all namespaces covers all of the past.
+// Authorization uses today's rights, but today's namespace may not be the namespace that had the same name in the past.
+// So a right inside a namespace covers the past only since that namespace was made, and for custom resources since
+// their definition was made. A right in all namespaces covers all of the past.
 //
-// All code that reads the past asks reachOf: withPast about the moment of a path, a store about the revision of a list,
-// a page or a watch (withinReach), and history about each event.
+// All code that reads the past asks reachOf. withPast asks about the moment of a path, a store asks about the revision
+// of a list, a page or a watch (withinReach), and history asks about each event.
 
 // reach is how far back a right goes. A nil reach goes back to the beginning.
 type reach struct {
@@ -32,13 +32,13 @@ type reach struct {
 	begins []beginning
 }
 
-// beginning is an object that may have been deleted and made again under its name. what is its name in messages.
+// beginning is an object that may have been deleted and made again under its name. what names the object in messages.
 type beginning struct {
 	key  eventlog.Key
 	what string
 }
 
-// everywhere asks about all namespaces what its Attributes ask about one.
+// everywhere is a question about all namespaces, made from Attributes that ask about one namespace.
 type everywhere struct{ authorizer.Attributes }
 
 // GetNamespace implements authorizer.Attributes.
@@ -64,7 +64,7 @@ func (s *Server) reachOf(ctx context.Context, a authorizer.Attributes) (*reach, 
 	return r, nil
 }
 
-// beyond says why the right does not cover a revision, "" if it does.
+// beyond says why the right does not cover a revision, "" if the right covers it.
 func (r *reach) beyond(ctx context.Context, at eventlog.Revision) (why string, err error) {
 	if r == nil {
 		return "", nil
@@ -91,7 +91,7 @@ func (r *reach) covers(ctx context.Context, at eventlog.Revision) (bool, error) 
 	return why == "", err
 }
 
-// momentReached refuses a request if its right does not cover its moment.
+// momentReached refuses a request whose right does not cover the request's moment.
 func (s *Server) momentReached(ctx context.Context, at eventlog.Revision) error {
 	a, why, err := s.beyondRequest(ctx, at)
 	if err != nil || why == "" {
@@ -100,8 +100,8 @@ func (s *Server) momentReached(ctx context.Context, at eventlog.Revision) error 
 	return responsewriters.ForbiddenStatusError(a, why)
 }
 
-// withinReach refuses the revision that a request names, if its right does not cover it. The answer is that the
-// revision is no longer kept, because clients know how to go on from that.
+// withinReach refuses the revision that a request names if the request's right does not cover that revision. The answer
+// says that the revision is no longer kept, because clients know how to go on after such an answer.
 func (s *Server) withinReach(ctx context.Context, at eventlog.Revision) error {
 	_, why, err := s.beyondRequest(ctx, at)
 	if err != nil || why == "" {
@@ -124,8 +124,8 @@ func (s *Server) beyondRequest(ctx context.Context, at eventlog.Revision) (a aut
 	return a, why, err
 }
 
-// life is the revision since which a key is known to have had the same object as now. whole says that the object was
-// made then, or that no older version of it is kept.
+// life says since which revision a key is known to have the same object as now. whole says that the object was made at
+// that revision, or that no older version of the object is kept.
 type life struct {
 	since eventlog.Revision
 	whole bool
@@ -134,16 +134,17 @@ type life struct {
 // knownLives is how many lives are remembered.
 const knownLives = 1024
 
-// sincePage is how many versions are read at once to find the version that began a life. Few versions follow it.
+// sincePage is how many versions are read at once to find the version that began a life. Few versions follow that
+// version.
 const sincePage = 10
 
 // since returns a revision since which the key has had the same object as now. If the object was there at the given
-// revision, that is a revision at or before it; otherwise it is the revision at which the append that made the object
-// began. Versions that are no longer kept prove nothing, so then it is the revision of the oldest version that is known
-// to be of this object. found is false if there is no object now.
+// revision, the result is the given revision or an earlier one. Otherwise the result is the revision at which the
+// append that made the object began. Versions that are no longer kept prove nothing, so then the result is the revision
+// of the oldest version that is known to be of this object. found is false if there is no object now.
 //
 // If the object has not changed since it was made, like most namespaces, only the object itself is read. Otherwise the
-// uid at the given revision decides. Only if that is another object's, versions are read one by one.
+// uid at the given revision decides. Versions are read one by one only if that uid is another object's.
 func (s *Server) since(ctx context.Context, key eventlog.Key, at eventlog.Revision) (since eventlog.Revision, found bool, err error) {
 	v := s.config.Cell.Projection.Current() // the authorizer has used this view, or an older one
 	row, found, err := v.Get(ctx, key.RowKey(), v.Revision())
@@ -205,8 +206,8 @@ func (s *Server) lifeOf(ctx context.Context, row projection.Row, at eventlog.Rev
 	}
 }
 
-// lifeFrom is the life that follows from the oldest known version. Objects made in the same append, such as the account
-// of a namespace, may come before it in the log, so the life begins with the append.
+// lifeFrom is the life that follows from the oldest known version. Objects that are made in the same append, such as
+// the account of a namespace, may come before the namespace in the log. So the life begins with the append.
 func lifeFrom(row projection.Row) life {
 	if row.Op == eventlog.Added {
 		return life{row.Began(), true}

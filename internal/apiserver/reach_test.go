@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -26,7 +26,7 @@ import (
 
 const (
 	inA = "/api/v1/namespaces/a"
-	// earlier is the content of the first namespace of the name, and later that of the second.
+	// earlier is the content of the first namespace of the name, and later is the content of the second.
 	earlier, later = "what the first one hid", "what the second one has"
 )
 
@@ -36,8 +36,8 @@ func tells(body, text string) bool {
 }
 
 // makeNamespace makes namespace 'a' with a Secret that is written twice. It returns a revision at which the Secret
-// existed, and the first revision of the append that made the namespace. Ann may read the Secret by a right inside the
-// namespace.
+// existed, and the first revision of the append that made the namespace. A right inside the namespace allows ann to
+// read the Secret.
 func (s *Server) makeNamespace(t *testing.T, content string) (at, made string) {
 	t.Helper()
 	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
@@ -91,8 +91,8 @@ func (s *Server) sink(t *testing.T, r request) answer {
 	return answer{code: w.Code, header: w.Header(), body: w.Body.String()}
 }
 
-// TestRightsOfANamespaceBeginWithIt: a user with a right inside a namespace can read nothing of the earlier namespace
-// of that name, in whatever way the past is read, and everything since the namespace was made. A user with the right in
+// TestRightsOfANamespaceBeginWithIt: however the past is read, a user with a right inside a namespace can read
+// everything since the namespace was made, and nothing of the earlier namespace of that name. A user with the right in
 // all namespaces can read everything.
 func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 	for _, where := range []string{"kept", "below the floor"} {
@@ -196,8 +196,8 @@ func TestRightsOfANamespaceBeginWithIt(t *testing.T) {
 				require.True(t, tells(s.sink(t, request{method: "GET", path: inA + "/secrets?watch=true&resourceVersion=" + between}.as("ann")).body, later))
 			}
 
-			// A right in all namespaces holds at every moment. A right to one name holds for every object that has had
-			// the name.
+			// A right in all namespaces applies at every moment. A right to one name applies to every object that has
+			// had the name.
 			require.True(t, tells(s.must(t, 200, request{method: "GET", path: "/at/" + old + inA + "/secrets"}.as("root")).body, earlier))
 			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"one"},"rules":[{"apiGroups":[""],"resources":["secrets"],"resourceNames":["s"],"verbs":["get"]}]}`}.as("root"))
 			s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: bindAnn("ClusterRole", "one")}.as("root"))
@@ -224,8 +224,9 @@ func (s *Server) newestRevision(t *testing.T) string {
 	return fmt.Sprint(v.Revision())
 }
 
-// TestRightsToCustomResourcesBeginWithTheirDefinition: a user who may read custom resources in a namespace can read
-// none that belonged to an earlier definition of the name, and none while the definition is missing.
+// TestRightsToCustomResourcesBeginWithTheirDefinition: a user who may read custom resources in a namespace cannot read
+// the resources of an earlier definition of the name. While the definition is missing, the user can read no custom
+// resources.
 func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	s := newArchive(t)
 	must := func(code int, r request) answer { return s.must(t, code, r.as("root")) }
@@ -279,7 +280,8 @@ func TestRightsToCustomResourcesBeginWithTheirDefinition(t *testing.T) {
 	require.Len(t, s.versions(t, 200, "root", versions).Items, 3)
 }
 
-// TestRightsOfNoNamespace: a webhook may allow requests in a missing namespace. Such a right covers none of the past.
+// TestRightsOfNoNamespace: a webhook may allow requests in a missing namespace. Such a right does not cover any of the
+// past.
 func TestRightsOfNoNamespace(t *testing.T) {
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
 		attributes, _ := review["spec"].(map[string]any)["resourceAttributes"].(map[string]any)
@@ -301,17 +303,13 @@ func TestRightsOfNoNamespace(t *testing.T) {
 	require.Contains(t, s.must(t, 200, versions).body, "only-second")
 }
 
-// TestReachOfAForgottenNamespace: if it is no longer known whether a namespace was the same one, a right inside it
-// reaches back to the oldest version of the namespace that is kept.
+// TestReachOfAForgottenNamespace: if the creation of a namespace is no longer known, a right inside the namespace
+// reaches back to the oldest kept version of the namespace.
 func TestReachOfAForgottenNamespace(t *testing.T) {
-	log := eventlogtest.Log(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
+	cell := kubestoretest.Cell(t, projection.Config{InlineBytes: 1, History: time.Hour,
 		Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, HistoryRules: []projection.HistoryRule{{Prefix: "/namespaces"}}})
-	require.NoError(t, err)
-	s := newServer(t, withTokens(t), func(c *Config) {
-		c.Authorization = access.Authorization{Mode: "RBAC"}
-		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}
-	})
+	p := cell.Projection
+	s := newServer(t, withTokens(t), func(c *Config) { c.Authorization, c.Cell = access.Authorization{Mode: "RBAC"}, cell })
 	commit := func() projection.Revision {
 		applied, err := p.Commit(t.Context())
 		require.NoError(t, err)
@@ -341,17 +339,15 @@ func TestReachOfAForgottenNamespace(t *testing.T) {
 	}
 }
 
-// TestWhatAReachCosts: reading a namespace's past costs nothing more with a right in all namespaces, and little with
-// one in it.
+// TestWhatAReachCosts: reading a namespace's past costs nothing more with a right in all namespaces, and little more
+// with a right inside the namespace.
 func TestWhatAReachCosts(t *testing.T) {
 	log, counted := eventlogtest.Log(t), bucket.Count(memory.Strict(t))
 	users := withTokens(t)
 	process := func(change func(*projection.Config)) *Server {
 		c := projection.Config{Log: log, Bucket: counted, InlineBytes: 1, History: time.Hour, Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}}
 		change(&c)
-		p, err := projection.Open(c)
-		require.NoError(t, err)
-		of := Config{Authorization: access.Authorization{Mode: "RBAC"}, Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}}
+		of := Config{Authorization: access.Authorization{Mode: "RBAC"}, Cell: kubestoretest.Cell(t, c)}
 		users(&of)
 		s, err := New(of)
 		require.NoError(t, err)

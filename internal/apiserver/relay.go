@@ -17,15 +17,15 @@ import (
 )
 
 // relay serves a request that another server answers: a remote API server, a kubelet, or a program in a Pod. This
-// process reads neither the body nor the answer. The request holds no place while it lasts. It ends when this process
-// stops, or when the credential that opened it expires.
+// process reads neither the body nor the answer. The request holds no seat while it lasts. The request ends when this
+// process stops, or when the request's credential expires.
 func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	answers.Uncorrected(r.Context())
 	gate.AnswersLate(r.Context())
-	flowcontrol.RequestDelegated(r.Context()) // gives back the place of its start
+	flowcontrol.RequestDelegated(r.Context()) // gives back the seat of its start
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	if end := kubestore.EndOf(ctx); end != nil {
+	if end := kubestore.RequestOf(ctx).End; end != nil {
 		go func() { // ends with this function
 			select {
 			case <-end:
@@ -42,8 +42,8 @@ func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// closing closes a connection that has switched protocols. It does so when the request's context ends: at a deadline,
-// or when this process stops.
+// closing closes a connection that has switched protocols, when the context of its request ends: at a deadline, or when
+// this process stops.
 type closing struct {
 	http.ResponseWriter
 	ctx     context.Context

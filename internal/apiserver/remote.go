@@ -54,8 +54,8 @@ func (s *Server) foreign(info *apirequest.RequestInfo) (schema.GroupVersion, boo
 	return version, ok && !strings.Contains(version.Version, "/") && !customresources.IsBuiltin(version.Group, version.Version)
 }
 
-// CheckRemote says, as the condition Available, whether the server of a remote APIService can be reached. It returns an
-// error if it cannot tell, because the Service could not be read.
+// CheckRemote says, as the condition Available, whether the server of a remote APIService can be reached. If the
+// Service could not be read, CheckRemote cannot tell and returns an error.
 func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
 	return s.aggregator.Check(ctx, service)
 }
@@ -66,7 +66,7 @@ func (s *Server) IsRemote(version schema.GroupVersion) (bool, error) {
 	return service != nil, err
 }
 
-// Publish writes what the servers of remote APIServices need in order to trust this process about who a user is.
+// Publish writes the configuration by which the servers of remote APIServices trust this process about who a user is.
 func (s *Server) Publish(ctx context.Context, trust aggregation.Trust) error {
 	return trust.Publish(ctx, s.client)
 }

@@ -32,29 +32,34 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// Config of the apiserver of one cluster.
+// Config configures the apiserver of one cluster.
 type Config struct {
 	Cell   kubestore.Cell
 	Logger *slog.Logger
 	// ExternalAddress is a host with a port, for discovery.
 	ExternalAddress string
-	// WatcherURL is where watches are redirected (307). Without it and without a Feed, a watch is answered 405.
-	WatcherURL string
+	// LiveWatches, if set, answers all watches except watches of the past. If it is nil, this server serves such
+	// watches from the Feed of its Cell, or answers 405 without a Feed.
+	LiveWatches http.Handler
 	// LoopbackOnly refuses a Host that is not loopback, and an Origin that differs from the Host. So no web page can
 	// use a server that trusts everyone on this machine.
 	LoopbackOnly bool
 	// BeyondLoopback says that other machines can reach the server. Then no object may name a webhook or a node whose
 	// address means this machine.
 	BeyondLoopback bool
-	// Authentication and Authorization say who may do what. With their zero values, everybody may do everything.
+	// Authentication says who a user is, and Authorization what a user may do. With their zero values, everybody may do
+	// everything.
 	Authentication access.Authentication
 	Authorization  access.Authorization
 	Admission      Admission
 	// TracingConfigFile is kube-apiserver's --tracing-config-file; empty for no traces.
 	TracingConfigFile string
 	// RootCAFile is the PEM of the authority that signs this API's certificate: kube-controller-manager's
-	// --root-ca-file. Each namespace gets it in a ConfigMap, so that its Pods trust this API. Empty for none.
+	// --root-ca-file. Each namespace gets the certificate in a ConfigMap, so that the namespace's Pods trust this API.
+	// Empty for none.
 	RootCAFile string
+	// Bare leaves out what upstream's kube-controller-manager gives a new namespace: its account and its certificate.
+	Bare bool
 	// Audit says which requests are recorded.
 	Audit access.Audit
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
@@ -90,9 +95,9 @@ type Server struct {
 	stores  *resources.Stores
 	// listers answer from the newest view.
 	listers *listers.Factory
-	// rules are the RBAC rules, which say who may do what and who may grant it.
+	// rules are the RBAC rules. They say which rights a user has and may grant.
 	rules *roles.Index
-	// nodes says what nodes may do.
+	// nodes has the rights of nodes.
 	nodes *nodes.Authorizer
 	// kubelets are connections to nodes, nil if nodes are not reached.
 	kubelets *reload.Value[kubeletTransports]
@@ -104,7 +109,7 @@ type Server struct {
 	dynamic *dynamic.Dynamic
 	// rootCA is the content of Config.RootCAFile.
 	rootCA []byte
-	// namespaces and quotas check writes, and add other writes to them (beside.go).
+	// namespaces and quotas check writes, and add other writes to them (alongside.go).
 	namespaces *namespaces.Namespaces
 	quotas     *quotas.Quotas
 	// tokens issues tokens of service accounts, nil if there is no issuer.
@@ -122,7 +127,7 @@ type Server struct {
 	lives *lru.Cache[eventlog.Revision, life]
 	// aggregator forwards requests to the servers of remote APIServices.
 	aggregator *aggregation.Aggregator
-	// gate bounds what requests hold of the process, and cost what each makes it do.
+	// gate decides when requests are served. cost bounds the work that one request may cause.
 	gate *gate.Gate
 	cost *cost.Meter
 	// health answers health checks. initialized is true once this process has seen that the cluster is initialized.

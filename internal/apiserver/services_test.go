@@ -91,7 +91,7 @@ func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many writers")
 	}
-	// 254 addresses, one of them taken: concurrent choices often collide.
+	// There are 254 addresses, one of which is taken: concurrent choices often collide.
 	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/24" })
 	const count = 200
 	services := make([]*corev1.Service, count)
@@ -126,7 +126,7 @@ func TestServicesOfTwoServers(t *testing.T) {
 	var running sync.WaitGroup
 	for i := range 20 {
 		for j, s := range []*Server{first, second} {
-			if j == 1 && i >= 9 { // 30 addresses, one of them for the API itself
+			if j == 1 && i >= 9 { // 30 addresses, one of which is the API's own
 				continue
 			}
 			running.Go(func() {
@@ -164,7 +164,7 @@ func TestServiceAddressConflicts(t *testing.T) {
 }
 
 // TestServiceAddressOutsideOfTheRange: the first and the last address of an IPv4 range count as outside. The message is
-// upstream's, which has another one for a dry run.
+// upstream's. Upstream has another message for a dry run.
 func TestServiceAddressOutsideOfTheRange(t *testing.T) {
 	for cidr, c := range map[string]struct{ outside, inside []string }{
 		"10.0.0.0/24":  {[]string{"10.0.0.0", "10.0.0.255", "10.0.1.0", "192.168.0.7"}, []string{"10.0.0.254"}},
@@ -187,7 +187,8 @@ func TestServiceAddressOutsideOfTheRange(t *testing.T) {
 	}
 }
 
-// TestServiceAddressRace: if many Services ask for one address, one gets it and the others are told why they do not.
+// TestServiceAddressRace: if many Services ask for one address, one Service gets the address, and the refusals of the
+// others say why.
 func TestServiceAddressRace(t *testing.T) {
 	s := bootstrapped(t)
 	const count = 20
@@ -285,8 +286,8 @@ func TestServiceDryRunClaimsNothing(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestServiceAddressIsReleasedWhoeverChangedIt: an address is released even if a user has labelled its object, and even
-// if the object is stored encrypted.
+// TestServiceAddressIsReleasedWhoeverChangedIt: an address is released even if a user has labelled the address's
+// object, and even if the object is stored encrypted.
 func TestServiceAddressIsReleasedWhoeverChangedIt(t *testing.T) {
 	for name, encryption := range map[string]string{"plain": "", "encrypted": `
 apiVersion: apiserver.config.k8s.io/v1
@@ -328,7 +329,8 @@ func TestServiceFailsWithoutClaims(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestAddressesInUseStay: an address that a Service uses cannot be deleted. An address that a user reserved can.
+// TestAddressesInUseStay: an address that a Service uses cannot be deleted. An address that a user reserved can be
+// deleted.
 func TestAddressesInUseStay(t *testing.T) {
 	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web"))
@@ -349,7 +351,7 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
 	only := create(t, s, serviceNamed("only"))
 	require.Equal(t, "10.0.0.2", only.Spec.ClusterIP)
-	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} { // upstream's dry run does not check this
+	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} { // upstream's dry run does not check for free addresses
 		_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{DryRun: dryRun})
 		require.ErrorContains(t, err, "range is full")
 	}
@@ -363,7 +365,7 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	_, err = servicesOf(s).Create(t.Context(), outside, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.ErrorContains(t, err, "The range of valid IPs is 10.0.0.0/30, 10.1.0.0/30")
 
-	// Addresses in use stay when their range is deleted. New Services get none from that range.
+	// Addresses in use stay when their range is deleted. New Services do not get an address from that range.
 	require.NoError(t, s.client.NetworkingV1().ServiceCIDRs().Delete(t.Context(), "more", metav1.DeleteOptions{}))
 	_, err = servicesOf(s).Create(t.Context(), serviceNamed("late"), metav1.CreateOptions{})
 	require.ErrorContains(t, err, "range is full")
@@ -390,8 +392,8 @@ func TestNodePortRangeFull(t *testing.T) {
 	create(t, s, serviceNamed("c", nodePort))
 }
 
-// A watch shows the same as a get, however many clients watch. When upstream reads a Service of type ExternalName, it
-// drops the internal traffic policy that the Service may have had before.
+// A watch shows the same object as a get, however many clients watch. When upstream reads a Service of type
+// ExternalName, it drops the internal traffic policy that the Service may have had before.
 func TestWatchedServiceIsAsRead(t *testing.T) {
 	s := bootstrapped(t, withFeed(t))
 	listener := httptest.NewServer(s)

@@ -47,9 +47,12 @@ import (
 	kuberoutes "k8s.io/kubernetes/pkg/routes"
 	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 )
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
@@ -62,9 +65,9 @@ var groupOrder = []string{
 	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io", history.GroupName,
 }
 
-// unwatched can be watched, but discovery does not say so. Programs that mirror a cluster, such as Argo CD, list and
-// watch every resource that discovery says can be, and keep the objects. Changes are not objects: they are never
-// deleted, and each write of such a program would make one more.
+// unwatched can be watched, but discovery does not say so. If discovery says that a resource can be listed and watched,
+// programs that mirror a cluster, such as Argo CD, list and watch it, and keep the objects. Changes are not objects:
+// they are never deleted, and each write of such a program would make one more change.
 var unwatched = schema.GroupResource{Group: history.GroupName, Resource: "changes"}
 
 // TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve them (row 8).
@@ -86,11 +89,7 @@ func TestSpecIsCurrent(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, entries, len(built), "files in %s: run 'go generate ./internal/apiserver'", folder)
 	for name, content := range built {
-		shipped, err := spec.File(name)
-		require.NoError(t, err)
-		plain, err := shipped.Plain()
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(content, plain), "%s is not what the registries say: run 'go generate ./internal/apiserver'", name)
+		require.True(t, bytes.Equal(content, spec.File(name).Plain()), "%s is not what the registries say: run 'go generate ./internal/apiserver'", name)
 	}
 }
 
@@ -118,10 +117,10 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 	return out
 }
 
-// rebuildSchemas makes the schemas of every kind that clients may send, also those of subresources. It leaves out the
-// descriptions, which managed fields do not need.
+// rebuildSchemas makes the schemas of every kind that clients may send, including the kinds of subresources. It leaves
+// out the descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
-	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
+	s, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
 	all := map[schema.GroupVersionKind]map[string]*openapispec.Schema{}
 	for _, g := range s.groups {
@@ -137,7 +136,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 				}
 				if all[kind] == nil {
 					if built.info.Scheme == history.Scheme {
-						continue // its objects are not stored
+						continue // the group's objects are not stored
 					}
 					schemas, err := resources.ConvertersOf(built.info.Scheme).Build(kind)
 					require.NoError(t, err, kind)
@@ -190,9 +189,9 @@ func withoutDescriptions(schemas map[string]*openapispec.Schema) map[string]*ope
 
 // servedGroups builds every group. It returns the groups as discovery shows them, and their routes.
 func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
-	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
+	s, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
-	codecs := legacyscheme.Codecs
+	codecs := answers.Codecs()
 	anyone := discovery.DefaultAddresses{DefaultAddress: "localhost:443"}
 	legacy := aggregated.WrapAggregatedDiscoveryToHandler(discovery.NewLegacyRootAPIHandler(anyone, codecs, "/api"), http.NotFoundHandler(), nil)
 	root := aggregated.WrapAggregatedDiscoveryToHandler(discovery.NewRootAPIsHandler(anyone, codecs), http.NotFoundHandler(), nil)
@@ -226,8 +225,8 @@ func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 	return groups, services
 }
 
-// unversionedServices are described by every process, as in kube-apiserver, even if it has no issuer of tokens: a
-// client may keep one process's document and send requests to another process.
+// unversionedServices are described by every process, as in kube-apiserver, even by a process without an issuer of
+// tokens: a client may keep one process's document and send requests to another process.
 func unversionedServices() []*restful.WebService {
 	c := restful.NewContainer()
 	routes.Version{Version: &kubeversion.Info{}}.Install(c)
@@ -260,7 +259,7 @@ func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {
 	return g
 }
 
-// rebuildOpenAPI does what upstream's routes.OpenAPI does with the routes of all groups.
+// rebuildOpenAPI builds the documents of the routes of all groups like upstream's routes.OpenAPI.
 func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3 map[string][]byte) {
 	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(func(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 		all := generatedopenapi.GetOpenAPIDefinitions(ref)
@@ -274,7 +273,7 @@ func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3
 	} {
 		*info.Title, *info.Version = "Kubernetes", compatibility.DefaultBuildEffectiveVersion().EmulationVersion().String()
 	}
-	// As in kube-apiserver with token authentication.
+	// The documents are as in kube-apiserver with token authentication.
 	const token, refused = "BearerToken", "Unauthorized"
 	scheme := openapispec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
 	config2.SecurityDefinitions = &openapispec.SecurityDefinitions{token: &openapispec.SecurityScheme{SecuritySchemeProps: scheme}}

@@ -82,7 +82,7 @@ func newAccounts(t testing.TB, c tokens.Config) (one, other *Server) {
 }
 
 // TestServiceAccountTokens: a token that one process has issued is valid in the next request to another process, with
-// the rights of its account. It is no longer valid once the object is gone that it is bound to.
+// the rights of its account. A token is invalid once the object that it is bound to is gone.
 func TestServiceAccountTokens(t *testing.T) {
 	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")})
 	list := request{method: "GET", path: configMaps}
@@ -151,7 +151,7 @@ func TestTokensOfSecrets(t *testing.T) {
 	require.Equal(t, true, fieldOf(review, "status.authenticated"))
 	require.Equal(t, []any{issuer}, fieldOf(review, "status.audiences"))
 
-	// Removing a token from its Secret revokes the token. The same update puts a new one in.
+	// Removing a token from its Secret revokes the token. The same update puts a new token into the Secret.
 	patch := request{method: "PATCH", path: secrets + "/s", contentType: "application/merge-patch+json", body: `{"data":{"token":null,"namespace":null,"ca.crt":"b3RoZXI="}}`}.as("root")
 	again := read(one.must(t, 200, patch))
 	other.must(t, 201, whoami.bearing(again))
@@ -160,7 +160,8 @@ func TestTokensOfSecrets(t *testing.T) {
 	require.NotEqual(t, token, again)
 	other.must(t, 401, whoami.bearing(token))
 
-	// The token ends with the Secret and with the account, even if another of the same name exists.
+	// The token becomes invalid when the Secret or the account is deleted, even if another object of the same name
+	// exists.
 	one.must(t, 200, request{method: "DELETE", path: secrets + "/s"}.as("root"))
 	other.must(t, 401, whoami.bearing(again))
 	token = read(one.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "builder", "")}.as("root")))
@@ -187,8 +188,8 @@ func TestTokensOfSecretsWithoutAKey(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "nobody", `,"data":{"token":"YQ=="}`)})
 }
 
-// signToken signs a token of a service account with the key in a file, valid for an hour, after change has changed the
-// claims.
+// signToken signs a token of a service account, valid for an hour, with the key in a file. Before that, change may
+// change the claims.
 func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, change func(*jwt.Claims)) string {
 	t.Helper()
 	private, err := keyutil.PrivateKeyFromFile(path)
@@ -197,7 +198,7 @@ func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, cha
 	require.NoError(t, err)
 	of := core.ServiceAccount{}
 	of.Name, of.Namespace, of.UID = account.Name, account.Namespace, account.UID
-	public, claims, err := serviceaccount.Claims(of, nil, nil, nil, 3600, 0, []string{issuer})
+	public, claims, err := serviceaccount.Claims(of, nil, nil, nil, nil, nil, 3600, 0, []string{issuer}, nil)
 	require.NoError(t, err)
 	change(public)
 	token, err := generator.GenerateToken(t.Context(), public, claims)
@@ -251,8 +252,8 @@ func (s *Server) account(t testing.TB) (account corev1.ServiceAccount) {
 	return account
 }
 
-// TestTokensExpire: a token is valid on every process until it expires, and on none afterwards. As in upstream, it
-// expires a minute after the time in its claims.
+// TestTokensExpire: a token is valid on every process until it expires, and on no process afterwards. As in upstream,
+// it expires a minute after the time in its claims.
 func TestTokensExpire(t *testing.T) {
 	key := writeKey(t, "key")
 	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
@@ -275,8 +276,9 @@ func TestTokensExpire(t *testing.T) {
 	one.must(t, 401, list)
 }
 
-// TestSigningKeysRotateOnTheWay: running processes use the keys that are in their files. First they get the new key to
-// verify, then to sign, and then they lose the old one. No token is refused before its key is gone.
+// TestSigningKeysRotateOnTheWay: running processes use the keys that are in their files. The processes first get the
+// new key to verify with, then get it to sign with, and then lose the old key. No token is refused before its key is
+// gone.
 func TestSigningKeysRotateOnTheWay(t *testing.T) {
 	old, next := writeKey(t, "old"), writeKey(t, "next")
 	folder := t.TempDir()
@@ -357,7 +359,7 @@ func TestSigningKeysRotate(t *testing.T) {
 }
 
 // TestTokenReviews: a review says which user and which audiences a token has. It accepts no bad token, even if the
-// server itself asks clients for no token.
+// server itself does not require tokens from clients.
 func TestTokenReviews(t *testing.T) {
 	c := tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}
 	s, _ := newAccounts(t, c)

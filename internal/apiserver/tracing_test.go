@@ -8,10 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
+	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/test/collector"
 )
 
-// A client that traces a request finds the server's work in its own trace: the log's spans and upstream's.
+// If a client traces a request, the client's trace contains the server's work: the spans of the log and of upstream.
 func TestTracing(t *testing.T) {
 	got := collector.Run(t)
 	s := newServer(t, func(c *Config) { c.TracingConfigFile = got.File })
@@ -42,7 +44,7 @@ func TestTracingConfiguration(t *testing.T) {
 		if content == "" {
 			path += ".missing"
 		}
-		_, err := New(Config{Cell: newCell(t), TracingConfigFile: path})
+		_, err := New(Config{Cell: kubestoretest.Cell(t, projection.Config{}), TracingConfigFile: path})
 		require.ErrorContains(t, err, says)
 	}
 }

@@ -17,7 +17,8 @@ import (
 )
 
 // serveCaller serves a request as an operation of a transaction, as the user of the context's request. The operation
-// passes every filter, with the rights of that user. Its body is measured as a client's is.
+// passes every filter, with the rights of that user. The body of the operation is measured like the body of a client's
+// request.
 func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 	user, ok := apirequest.UserFrom(r.Context())
 	if !ok {
@@ -47,8 +48,8 @@ func withPartOf(h http.Handler) http.Handler {
 	})
 }
 
-// decides names the rows that a write of the key depends on without writing to them: its namespace or its definition
-// may begin to terminate, and its namespace may get a quota. Changes of other rows do not affect the transaction.
+// decides names the rows that a write of the key depends on but does not change: the key's namespace or definition may
+// begin to terminate, and the namespace may get a quota. Changes of other rows do not affect the transaction.
 func (s *Server) decides(of eventlog.Key) []projection.Keys {
 	all := []projection.Keys{projection.OneKey(s.definitions.Prefix() + of.Resource + "." + of.Group)}
 	if of.Namespace != "" {

@@ -184,7 +184,7 @@ func TestTransactionOfAnApplication(t *testing.T) {
 	answered := s.must(t, 201, transaction(all...))
 	require.NotEmpty(t, answered.header["Warning"], "of what the namespace's labels say about Pods")
 	s.must(t, 200, request{method: "GET", path: "/apis/apps/v1/namespaces/app/deployments/d"})
-	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as without a transaction
+	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as outside of a transaction
 }
 
 // A transaction that changes nothing has no revision. A result after a change has the revision of the change.
@@ -274,9 +274,9 @@ func TestRefusedTransaction(t *testing.T) {
 	require.Equal(t, map[string]string{"count/configmaps": "1"}, usedOf(t, s, "q"))
 }
 
-// The writes of one append are seen together, even if a client names a revision inside the append: in a list, under
-// '/at' and among the changes up to that revision, from the tail, a segment, a checkpoint and archived events. But a
-// watch can begin at such a revision.
+// The writes of one append are seen together, even if a client names a revision inside the append. This is true for
+// lists, for requests under '/at' and for the changes up to that revision, whether the answer comes from the tail, a
+// segment, a checkpoint or archived events. But a watch can begin at such a revision.
 func TestNoMomentIsInsideAnAppend(t *testing.T) {
 	for name, every := range map[string]time.Duration{"checkpoints": time.Nanosecond, "archive": time.Hour} {
 		t.Run(name, func(t *testing.T) { noMomentIsInsideAnAppend(t, every) })
@@ -336,7 +336,7 @@ func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
 	write(request{method: "POST", path: configMaps, body: configMap("e", "1")})
 	require.Equal(t, ends[0]+4, ends[1])
 	sees("tail")
-	for rev := ends[0]; rev < ends[1]; rev++ { // one event after the other, as a client resumes that was cut off
+	for rev := ends[0]; rev < ends[1]; rev++ { // one event after the other, like a client that resumes after it was cut off
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/at/%d%s?watch=true&labelSelector=!x&resourceVersion=%d", rev, configMaps, ends[0]), nil))
 		require.Equal(t, map[bool]int{false: 3}[rev == ends[0]], strings.Count(w.Body.String(), `"ADDED"`), "up to %d: %s", rev, w.Body)
@@ -363,7 +363,7 @@ func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
 	s.must(t, 410, request{method: "GET", path: configMaps + inside})
 }
 
-// A transaction may do what its user may do with single requests.
+// A transaction has the rights that its user has with single requests.
 func TestTransactionsRights(t *testing.T) {
 	s := newGuarded(t)
 	rule := func(group, resource, verbs string) string {
@@ -444,7 +444,8 @@ func TestTransactionDryRun(t *testing.T) {
 	s.must(t, 422, dry)
 }
 
-// A transaction may write as many objects as one append may have events. One event more is refused, whatever it is.
+// A transaction may write as many objects as one append may have events. One more event is refused, whatever the event
+// is.
 func TestLargeTransaction(t *testing.T) {
 	s := newServer(t)
 	many := func(n int) (all []string) {
@@ -505,7 +506,7 @@ func TestTransactionManagersAndRecords(t *testing.T) {
 	require.Equal(t, []any{"two"}, managers)
 }
 
-// The size of the patched objects counts, and not that of the patches.
+// The size of the patched objects counts, and not the size of the patches.
 func TestTransactionOfLargePatches(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("big", strings.Repeat("x", 900<<10))})
@@ -520,7 +521,7 @@ func TestTransactionOfLargePatches(t *testing.T) {
 	require.Equal(t, before+1, s.head(t))
 }
 
-// A deletion that finalizers hold up is an update. The rows beside an object follow every step.
+// A deletion that finalizers hold up is an update. The rows written alongside an object follow every step.
 func TestTransactionOfDependents(t *testing.T) {
 	s := newServer(t)
 	owner := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("owner", "1")}).object(t)
@@ -585,7 +586,7 @@ func TestTransactionKinds(t *testing.T) {
 	require.Len(t, claimed(t, s, "/ipaddresses"), 29)
 }
 
-// An operation can rely on what the operations before it have written.
+// An operation can rely on the writes of the operations before it.
 func TestTransactionOfWhatBelongsTogether(t *testing.T) {
 	s := newServer(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -610,7 +611,7 @@ func TestTransactionOfWhatBelongsTogether(t *testing.T) {
 
 	definition, err := yaml.YAMLToJSON([]byte(widgetCRD))
 	require.NoError(t, err)
-	other := strings.NewReplacer("widgets", "gadgets").Replace(string(definition)) // of the same kind
+	other := strings.NewReplacer("widgets", "gadgets").Replace(string(definition)) // gadgets have the same kind
 	clash := s.must(t, 409, transaction(creating(string(definition)), creating(other)))
 	require.Contains(t, clash.body, "write one of the two after the transaction")
 }
@@ -644,7 +645,7 @@ func TestTransactionRepresentations(t *testing.T) {
 		require.Equal(t, map[string]any{"v": "2", "w": "1"}, fieldOf(got, "data"))
 	}
 	r := transaction(creating(configMap("x", "1")))
-	r.accept = table // it cannot be shown as rows
+	r.accept = table // the answer cannot be shown as rows
 	s.must(t, 406, r)
 	a := s.must(t, 201, transaction(creating(`{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema","metadata":{"name":"f"},"spec":{"priorityLevelConfiguration":{"name":"exempt"}}}`)))
 	require.Len(t, a.header["Warning"], 1)
@@ -684,7 +685,8 @@ func TestTransactionsAreJudged(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/c"})
 }
 
-// interrupting calls f at the end of each attempt of a transaction that creates 'last', before the append.
+// interrupting calls f in each attempt of a transaction that creates 'last': at the end of the attempt, before the
+// append.
 func interrupting(t *testing.T, s *Server, f func(attempt int)) {
 	t.Helper()
 	hook, attempt := newWebhookServer(t), 0
@@ -698,8 +700,8 @@ func interrupting(t *testing.T, s *Server, f func(attempt int)) {
 	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: hook.configuration("hook", "")})
 }
 
-// If another writer comes first, everything is computed again on that writer's state, and the client's preconditions
-// must hold for that state, too. If another writer always comes first, the transaction gives up.
+// If another writer comes first, the whole transaction is computed again on that writer's state, and the client's
+// preconditions must hold for that state, too. If another writer comes first each time, the transaction gives up.
 func TestTransactionConflicts(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "0")})
@@ -789,8 +791,8 @@ func TestTransactionRequirements(t *testing.T) {
 	}
 }
 
-// Transactions of one process that contend for an object take turns after they have lost once. Otherwise more than half
-// of these transactions would lose five times.
+// Transactions of one process that contend for an object take turns after they have lost once. Without turns, more than
+// half of these transactions would lose five times.
 func TestTransactionsTakeTurns(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("hot", "0")})
@@ -817,7 +819,7 @@ func TestTransactionsTakeTurns(t *testing.T) {
 }
 
 // If a namespace begins to terminate while a slow transaction runs, the transaction notices before it is written.
-// Changes of unrelated objects do not make it start again.
+// Changes of unrelated objects do not make the transaction start again.
 func TestSlowTransaction(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -873,8 +875,8 @@ func TestTransactionOfUnknownOutcome(t *testing.T) {
 }
 
 // Two processes serve transactions that move an amount between two of four accounts. Other clients list and watch the
-// accounts, while a projector commits. Nobody ever sees another sum: no list does, and no watch after all events of an
-// append.
+// accounts, while a projector commits. Nobody ever sees another sum, neither in a list nor in a watch after all events
+// of an append.
 func TestTransactionsAreAtomic(t *testing.T) {
 	rounds := 60
 	if testing.Short() {
@@ -901,7 +903,7 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	}
 	first := one.transact(t, transaction(all...))
 
-	// A watch gets all events. Those of one append come directly after each other.
+	// A watch gets all events. The events of one append come directly after each other.
 	listener := httptest.NewServer(other)
 	t.Cleanup(listener.Close)
 	watching, stop := context.WithCancel(t.Context())
@@ -979,7 +981,7 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	reading.Wait()
 	require.Positive(t, committed.Load())
 
-	// The watch delivers the two events of each transaction in a row. After both, the sum is the same as before.
+	// The watch delivers the two events of each transaction in a row. After both events, the sum is the same as before.
 	have := map[string]any{}
 	for i := range accounts {
 		have[fmt.Sprintf("account-%d", i)] = map[string]any{"data": map[string]any{"v": fmt.Sprint(total / accounts)}}
@@ -1008,26 +1010,26 @@ func TestTransactionsAreAtomic(t *testing.T) {
 	stop()
 }
 
-// turnsTaken is a kubestore.Place that counts how often a request asks for a turn.
-type turnsTaken struct{ n atomic.Int64 }
+// heavySeatsAsked is a kubestore.Seat that counts how often a request asks for a heavy seat.
+type heavySeatsAsked struct{ n atomic.Int64 }
 
-func (*turnsTaken) Wait(_ context.Context, wait func() error) error { return wait() }
+func (*heavySeatsAsked) Wait(_ context.Context, wait func() error) error { return wait() }
 
-func (p *turnsTaken) Turn(context.Context) error {
+func (p *heavySeatsAsked) TakeHeavy(context.Context) error {
 	p.n.Add(1)
 	return nil
 }
 
-// served makes the server's requests hold this place.
-func (p *turnsTaken) served(s *Server) http.Handler {
+// served makes the requests to the server hold this seat.
+func (p *heavySeatsAsked) served(s *Server) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.ServeHTTP(w, r.WithContext(kubestore.Request{Place: p}.In(r.Context())))
+		s.ServeHTTP(w, r.WithContext(kubestore.Request{Seat: p}.In(r.Context())))
 	})
 }
 
-// TestTransactionsOfNoChange: the bytes that a transaction decodes and encodes count, even if it changes nothing. A
-// long transaction lets other requests have turns between its operations. A single patch of a large object takes a
-// turn, too.
+// TestTransactionsOfNoChange: the bytes that a transaction decodes and encodes count, even if it changes nothing.
+// Between its operations, a long transaction gives its heavy seat to other requests. A single patch of a large object
+// takes a heavy seat, too.
 func TestTransactionsOfNoChange(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = gate.RequestLimits{Timeout: 4 * time.Second * eventlogtest.Slowdown} })
 	const size = 300 << 10
@@ -1052,18 +1054,18 @@ func TestTransactionsOfNoChange(t *testing.T) {
 	require.NoError(t, err)
 	require.LessOrEqual(t, n, 32<<20/size)
 	for name, n := range map[string]int{"small": 1000, "large": 20} {
-		p := &turnsTaken{}
+		p := &heavySeatsAsked{}
 		a := patching(name, n).do(t, p.served(s))
 		require.Equal(t, 201, a.code, a.body)
 		require.GreaterOrEqual(t, int(p.n.Load()), n)
 	}
-	few := &turnsTaken{}
+	few := &heavySeatsAsked{}
 	require.Equal(t, 201, patching("small", 3).do(t, few.served(s)).code)
 	require.Zero(t, few.n.Load())
 	require.Equal(t, fieldOf(head, "metadata.resourceVersion"),
 		fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}.as("root")).object(t), "metadata.resourceVersion"))
 
-	takeTurns(t, s, "ann")
+	takeHeavySeats(t, s, "ann")
 	alone := request{method: "PATCH", path: configMaps + "/large", contentType: "application/merge-patch+json", body: `{"metadata":{"labels":null}}`}
 	for user, code := range map[string]int{"ann": 429, "bob": 200, "root": 200} {
 		s.must(t, code, alone.as(user))

@@ -9,17 +9,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/kubernetes/pkg/apis/flowcontrol"
 	flowschemastore "k8s.io/kubernetes/pkg/registry/flowcontrol/flowschema/storage"
 	levelstore "k8s.io/kubernetes/pkg/registry/flowcontrol/prioritylevelconfiguration/storage"
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // In kube-apiserver these resources limit clients, but here they are only stored. A user who writes them is told so.
-const flowsUnenforced = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
+const flowsUnenforced = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its seats"
 
 var unenforcedResources = map[schema.GroupResource]string{
 	flowcontrol.Resource("flowschemas"):                 flowsUnenforced,
@@ -47,15 +48,15 @@ func (unenforced) Validate(ctx context.Context, a admission.Attributes, _ admiss
 // enforced is the type of the condition that is set to False.
 const enforced = "Enforced"
 
-// marking makes a store's objects say in their status that they have no effect. The write itself says so, because no
-// controller would do it later.
+// marking makes a store's objects say in their status that they have no effect. The write itself sets the status,
+// because no controller would set it later.
 func marking(store *genericregistry.Store, mark func(runtime.Object)) {
-	store.CreateStrategy = markingCreate{store.CreateStrategy, mark}
-	store.UpdateStrategy = markingUpdate{store.UpdateStrategy, mark}
+	store.CreateStrategy = markingCreate{resources.CreateStrategyOf(store.CreateStrategy), mark}
+	store.UpdateStrategy = markingUpdate{resources.UpdateStrategyOf(store.UpdateStrategy), mark}
 }
 
 type markingCreate struct {
-	rest.RESTCreateStrategy
+	resources.CreateStrategy
 	mark func(runtime.Object)
 }
 
@@ -66,7 +67,7 @@ func (m markingCreate) PrepareForCreate(ctx context.Context, obj runtime.Object)
 }
 
 type markingUpdate struct {
-	rest.RESTUpdateStrategy
+	resources.UpdateStrategy
 	mark func(runtime.Object)
 }
 

@@ -47,6 +47,15 @@ func TestWatch(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: "/apis/no.such.group/v1/things?watch=true"})
 }
 
+// drain ends all watches at once, like a watcher that stops.
+func (s *Server) drain() {
+	ends, ended := s.StopWatches()
+	for _, end := range ends {
+		end()
+	}
+	<-ended
+}
+
 // withFeed makes a server serve watches.
 func withFeed(t testing.TB) func(*Config) {
 	return func(c *Config) {
@@ -65,8 +74,8 @@ func runFeed(t testing.TB, feed *fanout.Feed) {
 	})
 }
 
-// TestIdleWatchEndsWell: a watch ends cleanly even if it was idle for far longer than a client may take to receive
-// something.
+// TestIdleWatchEndsWell: a watch ends cleanly even if it was idle for far longer than a client may take to receive an
+// event.
 func TestIdleWatchEndsWell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -91,11 +100,11 @@ func TestIdleWatchEndsWell(t *testing.T) {
 	}
 }
 
-// TestStartsOfWatches: only a bounded number of watches of one user start at once. A watch that has begun holds no
-// place, another user's watch does not wait, and no start holds a place for long.
+// TestStartsOfWatches: only a bounded number of one user's watches start at once. A watch that has begun holds no seat,
+// another user's watch does not wait, and no start holds a seat for long.
 func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
-		t.Skip("places are held for a second")
+		t.Skip("seats are held for a second")
 	}
 	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = fanout.NewFeed(c.Cell.Projection) })
 	listener := httptest.NewServer(s)
@@ -116,24 +125,26 @@ func TestStartsOfWatches(t *testing.T) {
 		}()
 	}
 	// Without a feed no watch gets to its first event.
-	for range 3 * s.gate.Starts.Share() {
+	share := 0
+	t.Run("share", func(t *testing.T) { share = takeAll(t, s.gate.Starts, "cid") })
+	for range 3 * share {
 		watch("ann")
 	}
-	eventlogtest.Eventually(t, "ann's watches wait for places", func() bool {
+	eventlogtest.Eventually(t, "ann's watches wait for seats", func() bool {
 		held, waiting, _ := s.gate.Starts.Of("ann")
-		return held == s.gate.Starts.Share() && waiting > 0
+		return held == share && waiting > 0
 	})
 	watch("bob")
 	eventlogtest.Eventually(t, "bob's does not", func() bool { held, _, _ := s.gate.Starts.Of("bob"); return held == 1 })
-	for range 3*s.gate.Starts.Share() + 1 { // each begins when an earlier start loses its place
+	for range 3*share + 1 { // each watch begins when an earlier start loses its seat
 		<-begun
 	}
 	runFeed(t, s.config.Cell.Feed)
-	eventlogtest.Eventually(t, "all have begun", s.gate.Starts.Idle)
+	eventlogtest.Eventually(t, "all have begun", func() bool { return unused(s.gate.Starts, "ann") && unused(s.gate.Starts, "bob") })
 }
 
-// TestWatchesOfLargeObjects: a watch holds only one event of a large object at a time. Such events come in every form,
-// at the start and later, also of kinds whose objects are decorated.
+// TestWatchesOfLargeObjects: a watch holds only one event of a large object at a time. The test has such events in
+// every form, at the start and later, and also of kinds whose objects are decorated.
 func TestWatchesOfLargeObjects(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	listener := httptest.NewServer(s)
@@ -199,8 +210,8 @@ func next(events *bufio.Reader, contentType string) (string, error) {
 	return string(frame), err
 }
 
-// TestStartsOfCustomResources: a watch of custom resources, too, holds a place while it reads its state, and gives the
-// place back while its client is slow.
+// TestStartsOfCustomResources: a watch of custom resources, too, holds a seat while it reads its state, and gives the
+// seat back while its client is slow.
 func TestStartsOfCustomResources(t *testing.T) {
 	s := newServer(t, withTokens(t), withFeed(t))
 	listener := httptest.NewServer(s)
@@ -221,5 +232,5 @@ func TestStartsOfCustomResources(t *testing.T) {
 	require.Equal(t, 200, response.StatusCode)
 	eventlogtest.Eventually(t, "it waits for its client", func() bool { _, _, away := s.gate.Starts.Of("ann"); return away == 1 })
 	go func() { _, _ = io.Copy(io.Discard, response.Body) }()
-	eventlogtest.Eventually(t, "it has started", s.gate.Starts.Idle)
+	eventlogtest.Eventually(t, "it has started", func() bool { return unused(s.gate.Starts, "ann") })
 }

@@ -35,15 +35,16 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 )
 
-// brokenHooks are ways in which a webhook fails, whatever it is asked. Each is the path of such a webhook. The last
-// three never answer.
+// brokenHooks are ways in which a webhook fails, whatever the request is. Each way is the path of such a webhook. The
+// last three webhooks never answer.
 var brokenHooks = []string{"reset", "cut", "500", "busy", "garbage", "nothing", "moved", "found", "large", "slow", "refused", "misnamed"}
 
-// unlikeUpstream are the faults that clients see differently with upstream, because upstream reads any answer and
-// follows redirects.
+// unlikeUpstream are the faults after which clients get another answer with upstream, because upstream reads any answer
+// and follows redirects.
 var unlikeUpstream = map[string]string{"large": "too large", "moved": "none is followed", "found": "none is followed"}
 
 // lyingHooks are ways in which an admission webhook gives a senseless answer, or denies.
@@ -62,7 +63,7 @@ var lyingHooks = map[string]func(*admissionv1.AdmissionReview){
 	"allowed": func(*admissionv1.AdmissionReview) {},
 }
 
-// breaks answers as the named broken webhook, and returns false if there is none of that name.
+// breaks answers as the named broken webhook, and returns false if there is no broken webhook of that name.
 func breaks(how string, w http.ResponseWriter, r *http.Request) bool {
 	_, _ = io.Copy(io.Discard, r.Body)
 	switch how {
@@ -97,7 +98,7 @@ func breaks(how string, w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// newFaultyHooks serves webhooks, one at each path. clientConfig returns the clientConfig of one of them.
+// newFaultyHooks serves webhooks, one at each path. clientConfig returns the clientConfig of one webhook.
 func newFaultyHooks(t *testing.T) (clientConfig func(fault string) string) {
 	served := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		how := strings.Trim(r.URL.Path, "/")
@@ -145,7 +146,7 @@ func newUpstreamWebhooks(t *testing.T, s *Server, objects ...runtime.Object) []a
 	for _, w := range []*generic.Webhook{mutating.Webhook, validating.Webhook} {
 		w.SetExternalKubeClientSet(client)
 		w.SetExternalKubeInformerFactory(factory)
-		w.SetAuthorizer(s.generic.Authorization.Authorizer)
+		w.SetUnconditionalAuthorizer(s.generic.Authorization.Authorizer)
 		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver())
 		w.SetAuthenticationInfoResolverWrapper(webhookutil.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, s.loopback, noop.NewTracerProvider()))
 		require.NoError(t, w.ValidateInitialization())
@@ -158,7 +159,7 @@ func newUpstreamWebhooks(t *testing.T, s *Server, objects ...runtime.Object) []a
 
 // newPeers makes two servers of a cell. The second asks webhooks through upstream's plug-ins.
 func newPeers(t *testing.T) (ours, theirs *Server, wire func(objects ...runtime.Object)) {
-	cell := newCell(t)
+	cell := kubestoretest.Cell(t, projection.Config{})
 	serve := func(a Admission) *Server {
 		s, err := New(Config{Cell: cell, Admission: a})
 		require.NoError(t, err)
@@ -169,10 +170,8 @@ func newPeers(t *testing.T) (ours, theirs *Server, wire func(objects ...runtime.
 	return ours, theirs, func(objects ...runtime.Object) {
 		chain := append([]admission.Interface{theirs.generic.AdmissionControl}, newUpstreamWebhooks(t, theirs, objects...)...)
 		theirs.generic.AdmissionControl = admission.NewChainHandler(chain...)
-		var err error
 		theirs.groups = newGroups(theirs)
-		theirs.crds, err = newCustomResources(theirs)
-		require.NoError(t, err)
+		theirs.crds = newCustomResources(theirs)
 	}
 }
 
@@ -215,7 +214,7 @@ var hookKinds = []hookKind{
 	{"custom", "/apis/ex.com/v1/namespaces/%s/things", outageCustom},
 }
 
-// hookCase is one request, and the webhook that fails when it is asked about it.
+// hookCase is one request, and the webhook that fails when the server asks about this request.
 type hookCase struct {
 	fault, policy, hook, verb string
 	kind                      hookKind
@@ -246,7 +245,7 @@ func (c hookCase) request(in, made string) request {
 }
 
 // hookCases combine each fault with each policy, kind of webhook and verb. Kinds of objects and dry runs alternate, so
-// that each meets each of the others.
+// that each kind and each choice of dry run occurs with all the others.
 func hookCases() (all []hookCase) {
 	faults := slices.Clone(brokenHooks)
 	for fault := range lyingHooks {
@@ -257,7 +256,7 @@ func hookCases() (all []hookCase) {
 		for p, policy := range []string{"Fail", "Ignore"} {
 			for h, hook := range []string{"mutating", "validating"} {
 				for v, verb := range hookVerbs {
-					if fault == "large" && v > 2 { // eight megabytes each
+					if fault == "large" && v > 2 { // such an answer has eight megabytes
 						continue
 					}
 					all = append(all, hookCase{fault, policy, hook, verb.name, hookKinds[(f+h+v)%2], (f+p+v)%2 == 1, verb.makes, verb.ask})
@@ -300,7 +299,7 @@ func masked(text string) string {
 	return anyReset.ReplaceAllString(text, "reset")
 }
 
-// saysOf returns what an answer says, without parts in which two servers must differ.
+// saysOf returns the contents of an answer, without parts in which two servers must differ.
 func saysOf(t *testing.T, a answer) map[string]any {
 	said := map[string]any{"code": a.code, "Retry-After": a.header.Get("Retry-After"), "Warning": a.header.Values("Warning")}
 	body := strings.ReplaceAll(masked(a.body), "theirs", "ours")
@@ -310,10 +309,11 @@ func saysOf(t *testing.T, a answer) map[string]any {
 	return said
 }
 
-// TestFaultyWebhooks compares the answers when a webhook fails with the answers when upstream's plug-ins ask the same
-// webhook: code, reason, message, details and headers. A refused request writes nothing, and an allowed one writes one
-// event.
+// TestFaultyWebhooks asks each failing webhook through this server's plug-ins and through upstream's plug-ins, and
+// compares the answers: code, reason, message, details and headers. A refused request writes nothing, and an allowed
+// request writes one event.
 func TestFaultyWebhooks(t *testing.T) {
+	t.Parallel() // slow webhooks
 	ours, theirs, wire := newPeers(t)
 	for _, name := range []string{"ours", "theirs"} {
 		ours.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"` + name + `"}}`})
@@ -442,21 +442,21 @@ func (s *Server) undoFaulty(t *testing.T, since projection.Revision, objects []s
 func configMapsIn(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
 // transactFaulty creates, in a transaction, an object about which a webhook fails. The transaction then writes nothing,
-// and its answer is that of the refused operation.
+// and its answer is the answer of the refused operation.
 func (s *Server) transactFaulty(t *testing.T, cases []hookCase, counts *tally) {
 	for _, c := range cases {
 		if c.verb != "create" || c.fault == "slow" {
 			continue
 		}
 		what := c.name() + " in a transaction"
-		c.verb = "transaction" // a verb of its own, and so an object of its own
+		c.verb = "transaction" // this verb has an object of its own
 		in := func(object string) string {
 			return strings.Replace(object, `"metadata":{`, `"metadata":{"namespace":"ours",`, 1)
 		}
 		alone := request{method: "POST", path: c.kind.in("ours"), body: c.labelled()}
 		alone.path += "?dryRun=All"
 		want, before := alone.do(t, s), s.head(t)
-		got := transaction(creating(strings.ReplaceAll(configMap("beside-"+c.name(), "1"), `"default"`, `"ours"`)), creating(in(c.labelled()))).do(t, s)
+		got := transaction(creating(strings.ReplaceAll(configMap("next-to-"+c.name(), "1"), `"default"`, `"ours"`)), creating(in(c.labelled()))).do(t, s)
 		counts.add(fmt.Sprint("transaction ", got.code))
 		if want.code < 300 {
 			require.Equal(t, 201, got.code, "%s: %s", what, got.body)
@@ -600,7 +600,7 @@ func TestFaultyConversions(t *testing.T) {
 		before := s.head(t)
 		if fault == "slow" {
 			s.askSlowly(t, requests, counts)
-			served.CloseClientConnections() // or its calls would last for the webhook's time
+			served.CloseClientConnections() // otherwise the calls would last for the webhook's time
 			continue
 		}
 		for verb, r := range requests {

@@ -40,8 +40,8 @@ func writes(code int, body string) func(http.ResponseWriter, *admissionv1.Admiss
 	}
 }
 
-// TestWebhooksThatLie: if a webhook's answer makes no sense, its failure policy decides, on every process. A patch that
-// does not fit is always an error. Nothing of such an answer is in the object.
+// TestWebhooksThatLie: if a webhook's answer makes no sense, the webhook's failure policy decides, on every process. A
+// patch that does not fit is always an error. Nothing of such an answer is in the object.
 func TestWebhooksThatLie(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -157,9 +157,9 @@ func TestWebhooksThatMoveAnObject(t *testing.T) {
 	require.Empty(t, s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/other/configmaps"}).object(t)["items"])
 }
 
-// TestWebhooksThatMutateTwice: a webhook is asked a second time if another webhook has changed the object after it and
-// its reinvocation policy says so. It is never asked a third time, though each webhook changes the object whenever it
-// is asked.
+// TestWebhooksThatMutateTwice: a webhook is asked a second time if its reinvocation policy says so and a later webhook
+// has changed the object. No webhook is asked a third time, though each webhook changes the object whenever it is
+// asked.
 func TestWebhooksThatMutateTwice(t *testing.T) {
 	s := newServer(t)
 	first, second := newWebhookServer(t), newWebhookServer(t)
@@ -186,8 +186,8 @@ func TestWebhooksThatMutateTwice(t *testing.T) {
 	}
 }
 
-// TestWhatWebhooksAreAskedAbout: conditions and selectors choose the requests. A change of them, or of the namespace's
-// labels, applies to the next request of another process.
+// TestWhatWebhooksAreAskedAbout: conditions and selectors choose the requests. A change of a condition, a selector or
+// the namespace's labels applies to the next request of another process.
 func TestWhatWebhooksAreAskedAbout(t *testing.T) {
 	one, other, _ := twoServers(t)
 	require.NoError(t, one.Bootstrap(t.Context()))
@@ -235,7 +235,8 @@ func TestWhatWebhooksAreAskedAbout(t *testing.T) {
 	}
 }
 
-// TestAWebhooksTimeIsTheRequests: a webhook with more time than the request notices when the request ends.
+// TestAWebhooksTimeIsTheRequests: if a webhook has more time than the request, the webhook notices the end of the
+// request.
 func TestAWebhooksTimeIsTheRequests(t *testing.T) {
 	s := newServer(t)
 	ended := make(chan struct{}, 2)
@@ -263,8 +264,7 @@ func TestAWebhooksTimeIsTheRequests(t *testing.T) {
 // asked about requests through the other, also in a process that has not served that group yet. No other resource is in
 // two groups.
 func TestWebhooksOfEquivalentResources(t *testing.T) {
-	groups, err := spec.Groups()
-	require.NoError(t, err)
+	groups := spec.Groups()
 	stores, shared := newServer(t).stores, map[string][]string{}
 	for _, g := range groups {
 		of := map[string]bool{}

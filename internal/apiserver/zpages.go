@@ -11,11 +11,11 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/answers"
 )
 
-// component is the name of this process on the pages, as on those of kube-apiserver.
+// component is the name of this process on the pages, as on the pages of kube-apiserver.
 const component = "apiserver"
 
-// newZPages answers '/statusz', and '/flagz' if the flags are known. The pages are made when somebody first asks,
-// because upstream makes codecs for each.
+// newZPages answers '/statusz', and '/flagz' if the flags are known. The pages are made when somebody first asks for
+// one, because upstream makes codecs for each page.
 func newZPages(s *Server) func() http.Handler {
 	return sync.OnceValue(func() http.Handler {
 		pages := mux.NewPathRecorderMux("zpages")

@@ -13,8 +13,8 @@ import (
 )
 
 // TestZPages: '/flagz' and '/statusz' are for users whom RBAC allows, for example by upstream's role system:monitoring.
-// The value of a secret flag is not shown. If the flags are unknown, '/flagz' is answered 404. So is '/configz', which
-// kube-apiserver does not serve either.
+// The value of a secret flag is not shown. If the flags are unknown, '/flagz' is answered 404. '/configz' is answered
+// 404, too; kube-apiserver does not serve it either.
 func TestZPages(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.String("listen", "127.0.0.1:1", "")

@@ -1,7 +1,7 @@
-// Package calls is how Logplane's servers call other servers over HTTP.
+// Package calls makes the calls of Logplane's servers to other servers over HTTP.
 //
 // Nouns. A peer is a server that is called. An operator's flags and files name some peers: the webhooks that judge
-// tokens and requests, the one that receives audit records, issuers, and the doors of a doorbell. Objects name the
+// tokens and requests, the webhook that receives audit records, issuers, and the doors of a doorbell. Objects name the
 // other peers: admission and conversion webhooks, remote API servers, kubelets, and Pods. Users who write such objects
 // choose the address of the peer.
 //
@@ -42,8 +42,8 @@ func Whole(sender http.RoundTripper, most int64) http.RoundTripper {
 	return Measured(sender, most, func([]byte) error { return nil })
 }
 
-// Measured is Whole for answers whose decoder has no bounds. Measure checks the whole answer first; its error is
-// returned.
+// Measured is like Whole, for answers whose decoder has no bounds. The function 'measure' checks the whole answer
+// before a decoder gets it, and its error is the error of the request.
 func Measured(sender http.RoundTripper, most int64, measure func(answer []byte) error) http.RoundTripper {
 	return whole{sender, most, measure}
 }
@@ -87,12 +87,13 @@ const large = 256 << 10
 
 var (
 	turns = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
-	// refused has the buffers of refused large answers. Allocating each anew kept the garbage collector busy.
+	// refused has the buffers of refused large answers. Allocating each buffer anew kept the garbage collector busy.
 	refused = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 )
 
-// read returns the received part of an answer, which ends with the answer's own error, if any. It returns an error if
-// the answer is refused. A large answer takes a turn, which lasts a second at most, because a peer may be slow.
+// read returns a reader of the received part of an answer. The reader ends with the answer's own error, if any. read
+// itself returns an error if the answer is refused. A large answer takes a turn, which lasts a second at most, because
+// a peer may be slow.
 func (w whole) read(ctx context.Context, from io.Reader) (answer io.Reader, err error) {
 	from = io.LimitReader(from, w.most+1)
 	all := new(bytes.Buffer)
@@ -139,10 +140,10 @@ type end struct{ err error }
 // Read implements io.Reader.
 func (e end) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
 
-// NewDialer connects to peers that objects name. It checks the address to which a name resolves at that moment. It
-// refuses an address that means this machine, or only its own network, because services there trust everybody who can
-// reach them. If beyondLoopback is false, loopback is allowed, because then all clients of this server are on this
-// machine too.
+// NewDialer connects to peers that objects name. It checks the address to which a name resolves at the time of the
+// connection. It refuses an address that means this machine, or only this machine's own network, because services at
+// such addresses trust everybody who can reach them. If beyondLoopback is false, loopback is allowed, because then all
+// clients of this server are on this machine too.
 func NewDialer(beyondLoopback bool) *net.Dialer {
 	return &net.Dialer{Timeout: dialTimeout, Control: func(_, address string, _ syscall.RawConn) error {
 		to, err := netip.ParseAddrPort(address)
@@ -157,7 +158,7 @@ func NewDialer(beyondLoopback bool) *net.Dialer {
 }
 
 // NewTransport connects to an operator's peer. Each call has its own connection, which is closed afterwards, so that a
-// function that was frozen meanwhile does not meet a dead one. A nil proxy means the environment's.
+// function that was frozen meanwhile never uses a dead connection. A nil proxy means the proxy of the environment.
 func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *http.Transport {
 	if c == nil {
 		c = &tls.Config{}
@@ -168,7 +169,7 @@ func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *h
 	return &http.Transport{TLSClientConfig: c, Proxy: proxy, TLSHandshakeTimeout: handshakeTimeout, DisableKeepAlives: true}
 }
 
-// Webhook returns how to call the webhook in an operator's kubeconfig.
+// Webhook returns the configuration for calls of the webhook that an operator's kubeconfig names.
 func Webhook(kubeconfig string) (*rest.Config, error) {
 	c, err := webhookutil.LoadKubeconfig(kubeconfig, nil)
 	if err != nil {

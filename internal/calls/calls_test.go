@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// others has the files of servers that make connections by themselves, and why they may.
+// others has the source files of servers that make connections by themselves, with the reasons.
 var others = map[string]string{
 	"internal/apiserver/aggregation/servers.go": "its transport dials by NewDialer; documents are sent for by Whole",
 	"internal/apiserver/kubelets.go":            "its transport dials by NewDialer, and carries streams",

@@ -7,21 +7,23 @@ import (
 	"sync/atomic"
 )
 
-// MostHeaders is how many bytes of headers a proxied answer may have, as many as a request's. By default net/http would
-// hold 10 MiB of each.
+// MostHeaders is how many bytes of headers a proxied answer may have, as many as the headers of a request may have. By
+// default net/http would hold 10 MiB of headers of each answer.
 const MostHeaders = 64 << 10
 
-// mostBeforeUpgrade is how many bytes may come before a connection has switched protocols: headers, and those of TLS.
+// mostBeforeUpgrade is how many bytes may come before a connection has switched protocols: the bytes of headers, and
+// the bytes of TLS.
 const mostBeforeUpgrade = 2 * MostHeaders
 
 type upgradeKey struct{}
 
-// Upgrade is a request that asks to switch protocols. Upstream's handler dials by itself for such a request. It would
-// read headers without end, and go on waiting for them when nobody wants the answer any more.
+// Upgrade is a request that asks to switch protocols. Upstream's handler makes the connection for such a request
+// itself. The handler would read headers without a bound, and would wait for headers even when nobody wants the answer
+// any more.
 type Upgrade struct{ done atomic.Bool }
 
-// WithUpgrade makes connections of the context's request end with the request. Until Done, it also bounds what they
-// receive.
+// WithUpgrade makes connections of the context's request end with the request. Until Done, it also bounds the bytes
+// that these connections receive.
 func WithUpgrade(ctx context.Context) (context.Context, *Upgrade) {
 	u := &Upgrade{}
 	return context.WithValue(ctx, upgradeKey{}, u), u
@@ -30,7 +32,7 @@ func WithUpgrade(ctx context.Context) (context.Context, *Upgrade) {
 // Done says that the protocols are switched, and lifts the bound.
 func (u *Upgrade) Done() { u.done.Store(true) }
 
-// Dial connects to an address, for an Upgrade too.
+// Dial connects to an address. It also makes the connection of an Upgrade.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // Upgrading connects by the given Dial, and bounds the connections of an Upgrade.
@@ -46,7 +48,7 @@ func Upgrading(dial Dial) Dial {
 	}
 }
 
-// upgrading is a connection that only one goroutine reads until its upgrade is done.
+// upgrading is a connection of an Upgrade. Until the upgrade is done, only one goroutine reads from the connection.
 type upgrading struct {
 	net.Conn
 	upgrade *Upgrade

@@ -41,28 +41,29 @@ func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 	answers.Fail(w, r, to.statusOf(r, err))
 }
 
-// statusOf returns the answer for a request that failed. If a server may have done it, there is no Retry-After: clients
-// would do it again (row 61).
+// statusOf returns the answer for a request that failed. It names the role, and no addresses: clients need no
+// credentials to see it, and the log has the addresses. If a server may have done the request, the answer has no
+// Retry-After: clients would send the request again (row 61).
 func (to *role) statusOf(r *http.Request, err error) error {
 	var client clientError
 	switch {
 	case errors.As(err, &client) && errors.Is(err, os.ErrDeadlineExceeded):
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout,
-			Message: "the body of the request did not arrive in time, so no server has received all of it",
+			Message: "the body of the request did not arrive in time, so no server has received all of it: send it again",
 		}}
 	case errors.As(err, &client):
 		return apierrors.NewBadRequest(fmt.Sprintf("the body of the request broke off, so no server has received all of it: %v", err))
 	case wasUnsent(err):
 		return kubestore.Unavailable(fmt.Sprintf("no '%s' of this cell can be reached, and nothing was done: try again", to.name))
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
-		return apierrors.NewTimeoutError("no server has answered within the allotted timeout"+unknown(r), 0)
+		return apierrors.NewTimeoutError(fmt.Sprintf("no '%s' of this cell has answered within the allotted timeout%s", to.name, unknown(r)), 0)
 	case onlyReads(r):
-		return kubestore.Unavailable("the server broke off before it answered: try again")
+		return kubestore.Unavailable(fmt.Sprintf("the '%s' broke off before it answered: try again", to.name))
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusBadGateway, Reason: metav1.StatusReasonInternalError,
-		Message: "the server broke off before it answered" + unknown(r),
+		Message: fmt.Sprintf("the '%s' broke off before it answered%s", to.name, unknown(r)),
 	}}
 }
 
@@ -95,7 +96,7 @@ func (s *server) ready(ctx context.Context) error {
 	defer answer.Body.Close()
 	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // so that the connection can be reused
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("/readyz of %s is %s", s.address, answer.Status)
+		return fmt.Errorf("%s is not ready: its /readyz answers %s", s.address, answer.Status)
 	}
 	return nil
 }

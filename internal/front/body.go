@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// lasting is the body of a request that lasts. Its read deadline is removed once all of it has come.
+// lasting is the body of a request that lasts. The read deadline is removed once the whole body has come.
 type lasting struct {
 	io.ReadCloser
 	w http.ResponseWriter
@@ -22,13 +22,13 @@ func (l *lasting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// clientError is an error of a client that has not sent the whole body. It says nothing about the server.
+// clientError is an error of a client that has not sent the whole body. Such an error says nothing about the server.
 type clientError struct{ error }
 
 func (e clientError) Unwrap() error { return e.error }
 
-// sent is a body that is sent to a server. It remembers whether the client broke off. Closing it does nothing, because
-// another server may still need it.
+// sent is a body that is sent to a server. It remembers whether the client broke off. Close does nothing, because
+// another server may still need the body.
 type sent struct {
 	io.Reader
 	broken atomic.Bool

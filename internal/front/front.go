@@ -1,19 +1,21 @@
 // Package front serves the processes of a cell under one address: watches by a watcher, everything else by an api.
-// Clients then need no redirect, with which some lose their credentials.
+// Clients then need no redirect: on a redirect some clients lose their credentials.
 //
-// The servers of one role may have any number of addresses: those of several URLs, and all addresses that a URL's name
-// resolves to. A request passes the front in these steps:
+// The servers of one role may have any number of addresses: the addresses of several URLs, and all addresses of a URL's
+// name. A request passes the front in these steps:
 //
-//  1. The front uses the rule by which an api redirects. It says whether the request is a watch, and whether it lasts
-//     for as long as its client likes. Every other request has a deadline, which is longer than that of the servers.
+//  1. The front uses the rule by which an api redirects. The rule says whether the request is a watch, and whether it
+//     lasts for as long as its client likes. Every other request has a deadline, which is longer than the servers'
+//     deadline.
 //  2. The request goes to the next server of its role that has not failed lately. Its credentials, its host and its
 //     query stay as they are, and X-Forwarded-For has the client's address.
-//  3. If the front cannot connect, the server has received nothing, so the request goes to another one. After other
-//     failures only requests that read go to another one: the server may have done what the request asked for.
-//  4. The answer is passed on as it comes, and is flushed at once. If the server breaks off, so does the answer.
+//  3. If the front cannot connect, the server has received nothing, so the request goes to another server. After other
+//     failures only requests that read go to another server: the first server may have done the request.
+//  4. The answer is passed on as it comes, and is flushed at once. If the server breaks off, the front breaks off the
+//     answer too.
 //
 // The front judges nothing: no credentials, no rights, no sizes. Between two requests it keeps only connections, and
-// which servers have failed.
+// the failures of servers.
 package front
 
 import (
@@ -37,21 +39,22 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// Deadline is that of requests that do not last. The servers' own is a minute, and some seconds for the answer.
+// Deadline is the deadline of requests that do not last. The servers' own deadline is a minute, and some seconds for
+// the answer.
 const Deadline = 70 * time.Second
 
-// bodyTime is how long a body may take to arrive; the servers' own limit is shorter. It ends before Deadline, so that a
-// slow client is not mistaken for a server that does not answer.
+// bodyTime is how long a body may take to arrive; the servers' own limit is shorter. bodyTime is shorter than Deadline,
+// so that a slow client is not mistaken for a server that does not answer.
 const bodyTime = Deadline - 5*time.Second
 
 // defaultPatience is also the watcher's default.
 const defaultPatience = 30 * time.Second
 
-// Config is that of a front. A URL has a scheme, a host and perhaps a port.
+// Config is the configuration of a front. A URL has a scheme, a host and perhaps a port.
 type Config struct {
 	// APIs and Watchers are the URLs of the servers of the two roles, at least one each.
 	APIs, Watchers []*url.URL
-	// TLS has the authorities of the servers' certificates. If it is nil, the system's are used.
+	// TLS has the authorities of the servers' certificates. If TLS is nil, the system's authorities are used.
 	TLS *tls.Config
 	// Patience is how long a client of a lasting answer may take to receive each write, 30 s by default.
 	Patience time.Duration
@@ -126,9 +129,9 @@ func check(r *http.Request) error {
 	return nil
 }
 
-// takenAway returns a header that the client's Connection header names and that a server may judge by, or the empty
-// string. A proxy removes headers named there. So a client could remove a header that something before the front has
-// added, such as the impersonated user.
+// takenAway returns a header that the client's Connection header names and by which a server may judge the request, or
+// the empty string. A proxy removes the headers that Connection names. So a client could remove a header that something
+// before the front has added, such as the impersonated user.
 func takenAway(h http.Header) string {
 	for _, names := range h["Connection"] {
 		for name := range strings.SplitSeq(names, ",") {

@@ -121,7 +121,7 @@ func TestDestinations(t *testing.T) {
 		"/version":                                "api",
 		"/metrics":                                "api",
 		objects + "?watch=true&limit=x;%zz":       "watcher", // the query has no meaning, as both servers say
-		objects + "?watch=" + long("true&a=", 64): "api",     // too long for any server of ours
+		objects + "?watch=" + long("true&a=", 64): "api",     // too long for any server of a cell
 	} {
 		require.Equal(t, want, send(t, "GET", at+path, "").body, path)
 	}
@@ -152,7 +152,7 @@ func TestRequestIsKept(t *testing.T) {
 	require.Equal(t, seen{"PATCH", uri, "cell.example:443", "Bearer x", "127.0.0.1", "", "{}"}, *got.Load())
 }
 
-// An event reaches the client while its watch goes on, and the end of the client's watch reaches the watcher.
+// An event reaches the client while its watch is still open, and the end of the client's watch reaches the watcher.
 func TestEventsPassAtOnce(t *testing.T) {
 	ended := make(chan struct{})
 	events := make(chan string)
@@ -187,8 +187,8 @@ func TestEventsPassAtOnce(t *testing.T) {
 	<-ended
 }
 
-// If a server breaks off in the middle of its answer, the client sees that, whether or not the server had announced a
-// length. No second server adds to the answer.
+// If a server breaks off in the middle of its answer, the client sees the break, whether or not the server had
+// announced a length. No second server adds to the answer.
 func TestBrokenAnswers(t *testing.T) {
 	for _, path := range []string{objects, objects + "?watch=true"} {
 		var asked atomic.Int32
@@ -250,13 +250,18 @@ func TestServersThatDieAreNotTrustedTwice(t *testing.T) {
 	got := send(t, "POST", at+objects, "{}")
 	require.Equal(t, http.StatusBadGateway, got.code, got.body)
 	require.Empty(t, got.header.Get("Retry-After"))
-	require.Contains(t, got.status(t).Message, "the outcome is unknown")
+	require.Contains(t, got.status(t).Message, "the 'api' broke off before it answered: the outcome is unknown")
 	require.EqualValues(t, 1, writes.Load())
 
 	got = send(t, "GET", at+objects, "")
 	require.Equal(t, http.StatusServiceUnavailable, got.code, got.body)
 	require.Equal(t, "1", got.header.Get("Retry-After"))
+	require.Contains(t, got.status(t).Message, "the 'api' broke off before it answered: try again")
 	require.EqualValues(t, 2, reads.Load())
+
+	got = send(t, "GET", at+objects+"?watch=true", "")
+	require.Equal(t, http.StatusServiceUnavailable, got.code, got.body)
+	require.Contains(t, got.status(t).Message, "the 'watcher' broke off before it answered: try again")
 }
 
 // Requests are spread over all servers.
@@ -305,7 +310,8 @@ func TestUpgrades(t *testing.T) {
 	}
 }
 
-// A server is trusted if the authority has signed its name, whatever address the name has. Other servers get nothing.
+// A server is trusted if the authority has signed its name, whatever address the name has. Other servers receive no
+// request.
 func TestServersAreVerified(t *testing.T) {
 	s := httptest.NewTLSServer(named("api"))
 	t.Cleanup(s.Close)
@@ -326,7 +332,7 @@ func TestServersAreVerified(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, send(t, "POST", other+objects, "{}").code)
 }
 
-// The front is alive by itself, and ready while servers of both roles are.
+// The front is alive by itself, and ready while servers of both roles are ready.
 func TestHealth(t *testing.T) {
 	ready := server(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/readyz" {
@@ -370,7 +376,7 @@ func TestConnectionTakesNothingAway(t *testing.T) {
 	}
 }
 
-// breaking answers the first request of each connection, and breaks off when it has read the second.
+// breaking answers the first request of each connection, and breaks off when it has read the second request.
 func breaking(t *testing.T) (url string, seen func() []string) {
 	t.Helper()
 	var mu sync.Mutex

@@ -18,13 +18,14 @@ import (
 
 const (
 	dialTimeout = 3 * time.Second
-	// idleTimeout is shorter than the servers' own, so that no request meets a connection that the server is closing.
+	// idleTimeout is shorter than the servers' own idle timeout, so that no request meets a connection that the server
+	// is closing.
 	idleTimeout = 90 * time.Second
 	// idleConnections is how many connections to one server stay open for later requests.
 	idleConnections = 256
-	// tries is how many servers a request may be sent to.
+	// tries is the greatest number of servers to which a request may be sent.
 	tries = 3
-	// failedFor is how long after a failure a server is used only if all others have failed too.
+	// failedFor is how long a server that has failed is used only if all other servers have failed too.
 	failedFor = 5 * time.Second
 )
 
@@ -36,7 +37,8 @@ type role struct {
 	proxy *httputil.ReverseProxy
 }
 
-// newRole makes a role. Each answer is passed on through a buffer of the given bytes, which it holds until its end.
+// newRole makes a role. Each answer is passed on through a buffer of the given size, which the answer holds until its
+// end.
 func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role {
 	to := &role{name: name}
 	for _, u := range urls {
@@ -49,14 +51,15 @@ func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role
 	return to
 }
 
-// rewrite leaves a request as it is, but sets the headers that say where it comes from. The client's own are ignored.
+// rewrite leaves a request as it is, but sets the headers that say where the request comes from. The client's own
+// values of these headers are ignored.
 func rewrite(r *httputil.ProxyRequest) {
 	r.Out.Header.Del("X-Real-Ip")
-	r.Out.Header.Del("Idempotency-Key") // with these net/http would send a write again by itself
+	r.Out.Header.Del("Idempotency-Key") // with either header net/http would send a write again
 	r.Out.Header.Del("X-Idempotency-Key")
 	r.SetXForwarded()
 	r.Out.Host = r.In.Host
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // unparsed, so that the server sees what the front has seen
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // unparsed, so that the server sees the same query as the front
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -112,7 +115,7 @@ func rotate(all []*server, n int) []*server {
 // unsent is the error of a request that reached no server.
 type unsent struct{ error }
 
-var errNoAddress error = unsent{errors.New("no address is known")}
+var errNoAddress error = unsent{errors.New("no address of a server is known")}
 
 func wasUnsent(err error) bool { return errors.As(err, &unsent{}) }
 
@@ -121,7 +124,7 @@ func onlyReads(r *http.Request) bool {
 	return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Body == nil && r.Header.Get("Upgrade") == ""
 }
 
-// host is the host of a URL, which may stand for any number of servers.
+// host is the host of a URL. One host may stand for any number of servers.
 type host struct {
 	url       *url.URL
 	transport *http.Transport
@@ -157,7 +160,7 @@ func newHost(u *url.URL, config *tls.Config) *host {
 }
 
 // servers returns the servers that the name resolves to. The first caller that finds the addresses too old looks the
-// name up again. Other callers do not wait for it, unless nothing is known yet.
+// name up again. Other callers do not wait for the lookup, unless no address is known yet.
 func (h *host) servers(ctx context.Context) []*server {
 	if net.ParseIP(h.url.Hostname()) != nil {
 		return *h.known.Load()
@@ -177,20 +180,20 @@ func (h *host) servers(ctx context.Context) []*server {
 	return nil
 }
 
-// look requires mu. If the name does not resolve, the known servers stay.
+// look looks up the name. It requires mu. If the name does not resolve, the known servers stay.
 func (h *host) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout) // other requests use the result too
 	defer cancel()
 	found, err := net.DefaultResolver.LookupHost(ctx, h.url.Hostname())
 	if err != nil {
-		slog.Warn("a name does not resolve", "host", h.url.Hostname(), "error", err)
+		slog.Warn("a name does not resolve: the addresses that it had are used on", "host", h.url.Hostname(), "error", err)
 	} else {
 		h.know(found)
 	}
 	h.looked = time.Now()
 }
 
-// know replaces the servers, and keeps which of them have failed.
+// know replaces the servers, and keeps the failures of the servers that remain.
 func (h *host) know(addresses []string) {
 	before := map[string]*server{}
 	if known := h.known.Load(); known != nil {
@@ -226,12 +229,12 @@ func (s *server) hasFailed() bool {
 	return at != nil && time.Since(*at) < failedFor
 }
 
-// fail records a failure, and logs the first of several.
+// fail records a failure, and logs the first of several failures.
 func (s *server) fail(role string, err error) {
 	failures.WithLabelValues(role).Inc()
 	now := time.Now()
 	if s.failed.Swap(&now) == nil {
-		slog.Warn("a server does not answer: others are asked first for a while", "role", role, "server", s.address, "error", err)
+		slog.Warn("a server does not answer: for a while others are asked first", "role", role, "server", s.address, "error", err)
 	}
 }
 
@@ -266,7 +269,7 @@ func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// buffers are those for proxied answers.
+// buffers are the buffers for proxied answers.
 type buffers struct{ sync.Pool }
 
 func newBuffers(size int) *buffers {
@@ -277,4 +280,4 @@ func newBuffers(size int) *buffers {
 func (b *buffers) Get() []byte { return b.Pool.Get().([]byte) }
 
 // Put implements httputil.BufferPool.
-func (b *buffers) Put(buffer []byte) { b.Pool.Put(buffer) } //nolint:staticcheck // the slice's head is small beside it
+func (b *buffers) Put(buffer []byte) { b.Pool.Put(buffer) } //nolint:staticcheck // the slice's head is small next to it

@@ -13,7 +13,7 @@ import (
 )
 
 // TestAnyShowsOwnWrites: a list of any revision may be old, but includes every write of the resource that this process
-// has acknowledged, even the last one.
+// has acknowledged, even the last write.
 func TestAnyShowsOwnWrites(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	unfollowed, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket}) // does not follow the log

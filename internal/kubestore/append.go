@@ -21,14 +21,14 @@ type refused struct {
 }
 
 // attempts bounds how often a write is computed. A write that has lost so often has tried for some seconds at least,
-// because of the pauses in between.
+// because of the pauses between its attempts.
 const attempts = 100
 
 // compute runs try on a view, and again on a newer view if the write lost to another write of the key. It also runs try
-// again if the write was refused because of a revision that is no longer the object's last: the view may be from the
-// request's start. A write that adds or removes the object changes its namespace's counts. Such a write first waits its
-// turn if another write of the namespace has lost and is being tried again. Otherwise each newcomer would make the
-// others lose once more.
+// on a newer view if the write was refused because of a revision that is no longer the object's last: the first view
+// may be from the request's start. A write that adds or removes the object changes its namespace's counts. Such a write
+// first waits its turn if another write of the namespace has lost and is being tried again. Otherwise each newcomer
+// would make the waiting writes lose once more.
 func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	if t := transactionOf(ctx); t != nil {
 		rev, err := t.compute(try)
@@ -76,7 +76,8 @@ func (s *store) compute(ctx context.Context, path string, counts bool, try func(
 	return 0, s.writeFailed(ctx, err, path)
 }
 
-// turns are the turns of a store's writes that have lost, by what they contend for. Each turn is made on first use.
+// turns are the turns of a store's lost writes, by the path or the namespace for which these writes contend. Each turn
+// is made on first use.
 type turns struct {
 	mu  sync.Mutex
 	all [64]chan struct{} // by mu
@@ -95,12 +96,12 @@ func (t *turns) of(contended string) chan struct{} {
 
 func (t *turns) taken(contended string) bool { return len(t.of(contended)) > 0 }
 
-// turnTime bounds the wait for a turn. After it the write is tried without a turn.
+// turnTime bounds the wait for a turn. After that time the write is tried without a turn.
 const turnTime = 5 * time.Second
 
-// take waits until no other write of this store that contends for the same thing is being tried again: together they
-// would only make each other lose once more. It returns nil if the wait takes too long. The holder gives the turn back
-// by receiving from it.
+// take waits while another write of this store that contends for the same path or namespace is being tried again: two
+// such writes at once would only make each other lose once more. It returns nil if the wait takes too long. The holder
+// gives the turn back by receiving from the channel.
 func (t *turns) take(ctx context.Context, contended string) chan struct{} {
 	turn := t.of(contended)
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
@@ -113,17 +114,18 @@ func (t *turns) take(ctx context.Context, contended string) chan struct{} {
 	}
 }
 
-// contended returns what a losing write has contended for: its path. If the batch had writes beside the object, such as
-// that of a quota, it is the namespace, because all writes of the namespace want to change those.
+// contended returns the path for which a losing write has contended. If the batch had writes alongside the object, such
+// as the write of a quota, contended returns the namespace instead: all writes of the namespace want to change the same
+// rows alongside.
 func (s *store) contended(path string, err error) string {
 	var failed appendError
-	if namespace := s.key(path).Namespace; namespace != "" && errors.As(err, &failed) && failed.beside {
+	if namespace := s.key(path).Namespace; namespace != "" && errors.As(err, &failed) && failed.alongside {
 		return namespace
 	}
 	return path
 }
 
-// ifChanged returns a new view if the object's revision in it differs from the one that was refused. Otherwise it
+// ifChanged returns a new view if the object's revision in the new view differs from the refused revision. Otherwise it
 // returns the refusal.
 func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
 	v, err := s.latest(ctx)
@@ -143,8 +145,8 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	return v, nil
 }
 
-// lost says that certainly nothing was written, and that the write may succeed on a newer view: another write of one of
-// the keys came first, or the floor has passed the view.
+// lost says that certainly nothing was written, and that the write may succeed on a newer view. Either another write of
+// one of the keys came first, or the floor has passed the view.
 func lost(err error) bool {
 	var failed appendError
 	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
@@ -159,21 +161,22 @@ func backOff(ctx context.Context, failures int) error {
 	return eventlog.Pause(ctx, rand.N(time.Millisecond<<min(failures, 7)))
 }
 
-// appendError is an error of the append itself, as opposed to one of upstream's functions.
+// appendError is an error of the append itself, as opposed to an error of upstream's functions.
 type appendError struct {
 	error
-	beside bool // the batch had more than the object
+	alongside bool // the batch had more than the object
 }
 
 func (e appendError) Unwrap() error { return e.error }
 
-// decisions bounds how often Beside is asked again because reading for it took too long.
+// decisions bounds how often Alongside is asked again because the reads for Alongside took too long.
 const decisions = 3
 
-// append appends in one batch the write of an object, those of its claims, and those that Beside returns. Computing the
-// object may have taken long, because webhooks are asked, and so may the reads for the other writes. The view by which
-// the write is decided is therefore no older than Staleness. If it has grown older, append takes the newest view,
-// provided that the object is the same in it. Otherwise the object must be computed again.
+// append appends in one batch the write of an object, the writes of its claims, and the writes that Alongside returns.
+// Computing the object may have taken long, because webhooks are asked, and the reads for the other writes may also
+// have taken long. The view that decides about the write must therefore be no older than Staleness. If the view has
+// grown older, append takes the newest view, provided that the object is the same in that view. Otherwise the object
+// must be computed again.
 func (s *store) append(ctx context.Context, v *projection.View, c Change, at projection.State, write func(*projection.State) projection.Write) (eventlog.Revision, error) {
 	t := transactionOf(ctx)
 	if err := t.mayCreate(c.Before == nil, c.Key); err != nil {
@@ -190,7 +193,7 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, at pro
 				return 0, err
 			}
 		}
-		if writes, err = s.besides(ctx, v, c); err != nil {
+		if writes, err = s.alongside(ctx, v, c); err != nil {
 			return 0, err
 		}
 	}
@@ -221,21 +224,22 @@ func (s *store) still(ctx context.Context, key eventlog.Key, was projection.Stat
 	return v, at, nil
 }
 
-// besides returns the writes of a change's claims, and those that Beside returns.
-func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error) {
+// alongside returns the writes of a change's claims, and the writes that Alongside returns.
+func (s *store) alongside(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error) {
 	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
-	if err != nil || s.Resource.Beside == nil {
+	if err != nil || s.Resource.Alongside == nil {
 		return writes, err
 	}
-	beside, err := s.Resource.Beside(ctx, v, c)
-	return append(writes, beside...), err
+	others, err := s.Resource.Alongside(ctx, v, c)
+	return append(writes, others...), err
 }
 
-// Append appends writes in one batch and returns the revision of the last one. The writes come from States of the view,
-// which give each its base and precondition. Append serves requests, and also parts of Logplane that write without one.
-// The context says who writes (Request.Author), and with which id (Request.SetID). Errors are those of View.Append. If
-// the request has ended, or while the log is known to refuse writes, Append writes nothing and fails with
-// ErrNotPublished. In a transaction it keeps the writes for the transaction's end, and the revision is provisional.
+// Append appends writes in one batch and returns the revision of the last write. The writes come from States of the
+// view, which give each write its base and precondition. Append serves requests, and also parts of Logplane that write
+// without a request. The context names the author of the writes (Request.Author) and their id (Request.SetID). Errors
+// are those of View.Append. If the request has ended, or while the log is known to refuse writes, Append writes nothing
+// and fails with ErrNotPublished. In a transaction Append keeps the writes for the transaction's end, and the revision
+// is provisional.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	if author, ok := AuthorOf(ctx); ok {
 		for i, w := range writes {

@@ -52,7 +52,8 @@ func TestIndexLeavesNothingOut(t *testing.T) {
 	}
 }
 
-// move is one change of a pod. Before is nil if it was created, after if it was deleted.
+// move is one change of a pod. The field 'before' is nil if the pod was created, and 'after' is nil if the pod was
+// deleted.
 type move struct {
 	before, after *example.Pod
 	revision      string
@@ -80,7 +81,7 @@ func onNode(p *example.Pod, node string) *example.Pod {
 	return p
 }
 
-// wander creates, moves, labels and deletes a few pods, and returns what it changed.
+// wander creates, moves, labels and deletes a few pods, and returns these changes.
 func wander(t *testing.T, s storage.Interface, changes int) (moves []move) {
 	t.Helper()
 	r, pods := rand.New(rand.NewPCG(5, 6)), map[string]*example.Pod{}
@@ -122,8 +123,8 @@ func current(t *testing.T, s storage.Interface, key string) (*example.Pod, error
 	return out, s.Get(t.Context(), key, storage.GetOptions{}, out)
 }
 
-// TestIndexFindsWatches: a change reaches the watches of the node that the pod is on and of the node that it came from,
-// and those that select nothing, but no other watch.
+// TestIndexFindsWatches: a change of a pod reaches the watches of the pod's present and former node, and the watches
+// that select nothing, but no other watch.
 func TestIndexFindsWatches(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

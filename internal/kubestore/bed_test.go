@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"k8s.io/apimachinery/pkg/api/apitesting"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -45,10 +47,10 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// prefix is what the transformer of upstream's suites puts before every value.
+// prefix is the text that the transformer of upstream's suites puts before every value.
 const prefix = "test!"
 
-// kinds are the buckets that the suites run on.
+// kinds are the buckets on which the suites run.
 var kinds = map[string]func(testing.TB) bucket.Bucket{
 	"filesystem": func(t testing.TB) bucket.Bucket {
 		b, err := filesystem.Open(t.TempDir())
@@ -110,7 +112,7 @@ func (b *bed) expire(ctx context.Context) {
 			})
 			return nil
 		}
-		for ctx.Err() == nil { // a busy machine may break the following off
+		for ctx.Err() == nil { // a busy machine may break the follow off
 			if err := b.Log.Follow(ctx, eventlog.Position{Revision: seen}, follow); ctx.Err() == nil {
 				b.t.Logf("following the log for what expires: %v", err)
 			}
@@ -159,8 +161,8 @@ func (b *bed) commit(ctx context.Context) {
 	}
 }
 
-// purge commits, and purges from the log everything that it may. So everything comes from segments and preconditions
-// are 0.
+// purge commits, and purges from the log every event that it may purge. After that, all reads come from segments and
+// all preconditions are 0.
 func (b *bed) purge(ctx context.Context) {
 	b.t.Helper()
 	b.commit(ctx)
@@ -218,8 +220,8 @@ type stepped struct {
 	transformer *swapped
 	// step is called after every write, and before every read.
 	step func(ctx context.Context)
-	// pieces makes every list come in pieces.
-	pieces bool
+	// chunks makes every list come in chunks.
+	chunks bool
 }
 
 // modes say when a commit is forced.
@@ -246,8 +248,8 @@ func newStepped(b *bed, mode string) *stepped {
 	return &stepped{store: newStore(b.Cell, pods(t)), bed: b, transformer: t, step: modes[mode](b)}
 }
 
-// Create has a deadline of its own. A suite of watches gives itself three seconds, too few for its hundred writes on a
-// busy machine, and counts a write that is not finished in time as a failure.
+// Create has a deadline of its own. A suite of watches gives all of its hundred writes three seconds. On a busy machine
+// that is too short, and the suite counts every write that is not finished in time as a failure.
 func (s *stepped) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -274,8 +276,8 @@ func (s *stepped) Get(ctx context.Context, key string, opts storage.GetOptions, 
 
 func (s *stepped) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
 	s.step(ctx)
-	if s.pieces {
-		return listInPieces(ctx, s.store, key, opts, out)
+	if s.chunks {
+		return listInChunks(ctx, s.store, key, opts, out)
 	}
 	return s.store.GetList(ctx, key, opts, out)
 }
@@ -287,17 +289,28 @@ func (s *stepped) UpdatePrefixTransformer(modify storagetesting.PrefixTransforme
 	return func() { s.transformer.set(before) }
 }
 
-// CorruptTransformer is upstream's hook.
-func (s *stepped) CorruptTransformer() func() {
-	before := s.transformer.set(corrupting{s.transformer.get()})
+// UpdateTransformer is upstream's hook.
+func (s *stepped) UpdateTransformer(modify storagetesting.TransformerModifier) func() {
+	before := s.transformer.set(modify(s.transformer.get()))
 	return func() { s.transformer.set(before) }
+}
+
+// setFailing is upstream's hook: it makes every value one that cannot be transformed, or ends that.
+func (s *stepped) setFailing(failing bool) {
+	if failing {
+		s.transformer.set(corrupting{s.transformer.get()})
+	} else if c, ok := s.transformer.get().(corrupting); ok {
+		s.transformer.set(c.Transformer)
+	}
 }
 
 type corrupting struct{ value.Transformer }
 
 func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
-	return nil, true, fmt.Errorf("bits flipped")
+	return nil, true, errFlipped
 }
+
+var errFlipped = errors.New("bits flipped")
 
 // validate is upstream's hook that checks the stored value.
 func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
@@ -332,7 +345,8 @@ func (s *stepped) reads(t *testing.T, _, want uint64) {
 	}
 }
 
-// increaseRV is upstream's hook. Any read of etcd sees the new revision, so it makes the process learn the revision.
+// increaseRV is upstream's hook. Any read of etcd sees the new revision, so increaseRV makes the process learn the
+// revision.
 func (s *stepped) increaseRV(ctx context.Context, t *testing.T) int64 {
 	t.Helper()
 	rev := s.bed.barrier()
@@ -350,8 +364,8 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// compact is upstream's hook that makes the revision the oldest one that can be read. Like etcd's compaction it moves
-// the head forward.
+// compact is upstream's hook that makes the revision the oldest readable revision. Like etcd's compaction it moves the
+// head forward.
 func (s *stepped) compact(ctx context.Context, t *testing.T, resourceVersion string) {
 	t.Helper()
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
@@ -371,8 +385,16 @@ func withEnd(ctx context.Context, end <-chan struct{}) context.Context {
 	return r.In(ctx)
 }
 
-func withLine(ctx context.Context, line Line) context.Context {
+func withWatchWriter(ctx context.Context, to WatchWriter) context.Context {
 	r := RequestOf(ctx)
-	r.Line = line
+	r.WatchWriter = to
 	return r.In(ctx)
+}
+
+func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
+	p := obj.(*example.Pod)
+	return p.Labels, fields.Set{
+		"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName,
+		"spec.restartPolicy": string(p.Spec.RestartPolicy), "status.phase": string(p.Status.Phase),
+	}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestNothingIsWrittenBehind: while too much waits to be committed, every kind of write is refused with 429, reads
+// TestNothingIsWrittenBehind: while too many bytes wait to be committed, every kind of write is refused with 429, reads
 // still succeed, and the log does not grow. A process that may commit commits by itself.
 func TestNothingIsWrittenBehind(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))

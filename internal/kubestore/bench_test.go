@@ -50,7 +50,7 @@ func BenchmarkList1000(b *testing.B) {
 	}
 }
 
-// BenchmarkFanOut1000 is the time from one update until each of 1,000 watches has it.
+// BenchmarkFanOut1000 measures the time from one update until each of 1,000 watches has it.
 func BenchmarkFanOut1000(b *testing.B) {
 	s := benchmark(b, 1)
 	head, err := s.GetCurrentResourceVersion(b.Context())

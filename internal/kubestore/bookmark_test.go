@@ -19,8 +19,8 @@ import (
 )
 
 // TestBookmarkInterval: a watch that asked for bookmarks gets the head every minute, and shortly before the request's
-// end. A watch that did not ask gets none. The time is synthetic, so nothing reads the log and the head is set by the
-// test.
+// end. A watch that did not ask for bookmarks gets none. The time is synthetic, so nothing reads the log and the head
+// is set by the test.
 func TestBookmarkInterval(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {

@@ -38,14 +38,15 @@ type ClaimedError struct{ Key eventlog.Key }
 
 func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
 
-// Status is the answer if the server does not try again. If the client does, its next request may see the claim and
-// avoid it.
+// Status is the answer if the server does not try again. If the client tries again, its next request may see the claim
+// and avoid it.
 func (e *ClaimedError) Status() metav1.Status {
 	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
 }
 
-// claimWrites are the writes that turn the claims of the object before into those of the object after. Nil stands for
-// no object. In the batch they come before the owner's write, so that nobody ever sees an owner without its claims.
+// claimWrites are the writes that turn the claims of the object 'before' into the claims of the object 'after'. Nil
+// stands for no object. In the batch the claims' writes come before the owner's write, so that nobody ever sees an
+// owner without its claims.
 func (s *store) claimWrites(ctx context.Context, v *projection.View, before, after runtime.Object) ([]projection.Write, error) {
 	if s.Resource.Claims == nil {
 		return nil, nil
@@ -117,8 +118,8 @@ func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Wri
 	return at.Put(c.ContentType, c.Body, 0), nil
 }
 
-// releaseClaim returns the write that deletes a claim, if its owner still holds it. A claim may be gone, or somebody
-// else may have taken it since.
+// releaseClaim returns the write that deletes a claim, if its owner still holds it. A claim may be gone, or another
+// owner may have taken it since.
 func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w projection.Write, held bool, err error) {
 	at, err := v.State(ctx, c.Key)
 	if err != nil {

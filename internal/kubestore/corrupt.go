@@ -9,25 +9,19 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/storage"
-
-	"github.com/logplane/logplane/projection"
 )
 
-// keepCorrupt remembers a corrupt row while unsafe deletion is possible, so that a list names all corrupt rows at once.
-// Otherwise the first one ends the list. Upstream does the same, in functions that it does not export.
-func (l *listing) keepCorrupt(row projection.Row, err error) error {
-	path := strings.TrimPrefix(row.Key, l.store.Cluster)
+// keepCorrupt remembers a corrupt row, so that a list names all corrupt rows that it reads. Upstream handles corrupt
+// rows in the same way, in functions that it does not export.
+func (l *listing) keepCorrupt(err error) error {
 	var corrupt *corruptError
-	switch {
-	case storage.IsInternalError(err) && !unsafeDeletion():
-		return storage.NewInternalError(fmt.Errorf("unable to transform key %q: %w", path, err))
-	case !unsafeDeletion() || !errors.As(err, &corrupt):
+	if !errors.As(err, &corrupt) || l.exact && errors.Is(err, ErrDropped) {
 		return err
 	}
 	if len(l.corrupt) == maxCorrupt {
 		return l.corruptions()
 	}
-	l.corrupt = append(l.corrupt, storage.NewCorruptObjError(path, corrupt))
+	l.corrupt = append(l.corrupt, corrupt)
 	return nil
 }
 
@@ -38,12 +32,10 @@ func (l *listing) corruptions() error {
 	}
 	var causes []metav1.StatusCause
 	for _, err := range l.corrupt {
-		var e *storage.StorageError
-		if errors.As(err, &e) {
-			causes = append(causes, metav1.StatusCause{
-				Type: metav1.CauseTypeUnexpectedServerResponse, Field: e.Key, Message: e.Error(),
-			})
-		}
+		path := strings.TrimPrefix(err.rowKey, l.store.Cluster)
+		causes = append(causes, metav1.StatusCause{
+			Type: metav1.CauseTypeUnexpectedServerResponse, Field: path, Message: storage.NewCorruptObjError(path, err).Error(),
+		})
 	}
 	if len(l.corrupt) == maxCorrupt {
 		causes = append(causes, metav1.StatusCause{
@@ -54,7 +46,7 @@ func (l *listing) corruptions() error {
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusInternalServerError,
 		Reason:  metav1.StatusReasonStoreReadError,
-		Message: fmt.Sprintf("failed to read one or more %s from the storage", l.store.GroupResource),
+		Message: fmt.Sprintf("failed to read one or more %s from the storage: %s", l.store.GroupResource, l.corrupt[0].Status().Message),
 		Details: &metav1.StatusDetails{
 			Group: l.store.Group, Kind: l.store.GroupResource.Resource, Name: "list", Causes: causes,
 		},

@@ -31,7 +31,7 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 	return token, remaining, err
 }
 
-// sharded says whether a shard selector selects. Predicate.Empty does not look at it.
+// sharded says whether a shard selector selects. Predicate.Empty does not look at shard selectors.
 func sharded(p *storage.SelectionPredicate) bool {
 	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }
@@ -42,8 +42,8 @@ type page struct {
 	at   eventlog.Revision
 }
 
-// count returns the number of objects from the page's start on. Nothing changes as of one revision, so each page
-// derives its count from that of the page before. Otherwise each page would count all objects after it.
+// count returns the number of objects from the page's start on. The state at one revision never changes, so each page
+// derives its count from the count of the page before. Otherwise each page would count all objects after it.
 func (l *listing) count(ctx context.Context) (int, error) {
 	count, known := l.store.counts.Get(page{l.keys, l.at})
 	if !known {
@@ -64,7 +64,7 @@ type counted struct {
 }
 
 // count returns the number of objects of a span. Requests that ask at the same time share one count. A later count
-// starts from the last one and looks only at the changes since.
+// starts from the last count and looks only at the changes since then.
 func (s *store) count(ctx context.Context, sp span) (int, error) {
 	if sp.at >= projection.Provisional { // no later count may start from it
 		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)

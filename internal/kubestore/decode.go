@@ -12,11 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
@@ -47,7 +45,7 @@ func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byt
 }
 
 // authenticated binds an encrypted value to its row key, so that nobody can pass off the value of one object, or of one
-// cluster, as that of another.
+// cluster, as the value of another.
 func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
 
 // IsOf fails if a decrypted object does not belong to its row key. Not all of upstream's providers bind a value to its
@@ -84,8 +82,8 @@ func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, e
 	return sealed, nil
 }
 
-// unseal is the inverse of seal. It runs on every read, even if the object is cached, so that once an encryption key is
-// removed, nothing encrypted with it can be read. Stale says that the value should be encrypted anew.
+// unseal is the inverse of seal. It runs on every read, even if the object is cached, so that no value can be read any
+// more once its encryption key is removed. Stale says that the value should be encrypted anew.
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
 	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.rowKey))
 	if err != nil {
@@ -96,7 +94,7 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 }
 
 // shared returns the decoded object with its resourceVersion. The object may be in the cache, so nobody may write to
-// it. Into only gives the wanted type and, for a custom resource, the wanted version.
+// it. The argument 'into' only gives the wanted type and, for a custom resource, the wanted version.
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, cached, err := s.look(v, data, into)
 	if err == nil && !cached {
@@ -170,7 +168,7 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 }
 
 // answer is decodeTo for an object that was created or deleted. The object is not cached: most objects are not asked
-// for again soon, and decoded they take more memory than everything else that a write leaves behind.
+// for again soon, and decoded objects take more memory than everything else that a write leaves behind.
 func (s *store) answer(v stored, data []byte, out runtime.Object) error {
 	obj, cached, err := s.look(v, data, out)
 	if err != nil {
@@ -203,7 +201,7 @@ type Unconverted struct{ Err error }
 // Error implements error.
 func (e *Unconverted) Error() string { return e.Err.Error() }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *Unconverted) Unwrap() error { return e.Err }
 
 // corruptError is the error for a row whose value cannot be transformed or decoded.
@@ -220,10 +218,4 @@ func (e *corruptError) Unwrap() error { return e.err }
 // Status tells the client which object is corrupt.
 func (e *corruptError) Status() metav1.Status {
 	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.rowKey, e.err)).Status()
-}
-
-// unsafeDeletion says whether the feature gate for deleting corrupt objects is on. Only then does upstream report such
-// objects in its own way.
-func unsafeDeletion() bool {
-	return utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 }

@@ -3,12 +3,14 @@ package kubestore
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -44,8 +46,8 @@ func encrypted(t *testing.T, providers ...string) value.Transformer {
 	return loaded.Transformers[schema.GroupResource{Resource: "pods"}]
 }
 
-// TestEncryption: a value is encrypted in log and bucket and bound to its key. It can be read with any configured key,
-// is rewritten with the first one, and cannot be read without its encryption key, even if it is cached.
+// TestEncryption: a value is encrypted in log and bucket and bound to its key. A value can be read with any configured
+// key, and is rewritten with the first key. Without its encryption key a value cannot be read, even if it is cached.
 func TestEncryption(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for _, kind := range []string{"aescbc", "aesgcm", "secretbox"} {
@@ -80,9 +82,9 @@ func TestEncryption(t *testing.T) {
 
 			// With only the old key, the value can no longer be read.
 			transformer.set(old)
-			require.True(t, storage.IsInternalError(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
+			require.True(t, storage.IsCorruptObject(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
 			transformer.set(encrypted(t, "identity"))
-			require.True(t, storage.IsInternalError(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
+			require.True(t, storage.IsCorruptObject(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
 			transformer.set(rotated)
 			out := &example.Pod{}
 			require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, out))
@@ -120,7 +122,7 @@ func (b *bed) row(t *testing.T, s *store, path string) projection.Row {
 }
 
 // TestEncryptedValuesAreBoundToTheirKey: if the value of one object is stored in place of another's, neither a get nor
-// a list returns it, whether or not the provider binds values to keys.
+// a list returns the wrong value, whether or not the provider binds values to keys.
 func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	const moved = "value of another object"
@@ -140,13 +142,24 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 				require.ErrorContains(t, s.Get(t.Context(), other, storage.GetOptions{}, &example.Pod{}), why)
 			}
 			err := s.GetList(t.Context(), "/pods/other", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &example.PodList{})
-			require.ErrorContains(t, err, why)
+			require.ErrorContains(t, causesOf(t, err), why)
 			require.NoError(t, s.Get(t.Context(), "/pods/ns/a", storage.GetOptions{}, &example.Pod{}))
 		})
 	}
 }
 
-// TestStoredIsTheInverseOfPlain: a stored value decrypts to the original, with a provider and without one.
+// causesOf returns what a list says about the objects that it cannot read.
+func causesOf(t *testing.T, err error) error {
+	t.Helper()
+	require.True(t, apierrors.IsStoreReadError(err), "%v", err)
+	var causes []error
+	for _, cause := range err.(apierrors.APIStatus).Status().Details.Causes {
+		causes = append(causes, errors.New(cause.Message))
+	}
+	return errors.Join(causes...)
+}
+
+// TestStoredIsTheInverseOfPlain: a stored value decrypts to the original, with a provider and without a provider.
 func TestStoredIsTheInverseOfPlain(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	transformer := encrypted(t, "aesgcm:a")

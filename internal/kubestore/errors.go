@@ -22,7 +22,7 @@ import (
 // retryAfterSeconds is how long clients are told to wait before they try again.
 const retryAfterSeconds = 1
 
-// These messages are upstream's. Clients and upstream's tests look for them.
+// These messages are upstream's. Clients and upstream's tests look for these texts.
 const (
 	expiredList     = "The resourceVersion for the provided list is too old."
 	expiredWatch    = "The resourceVersion for the provided watch is too old."
@@ -43,8 +43,8 @@ func invalidRevision(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 }
 
-// FutureError answers a request for a revision that did not come in time or could not be read.
-func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision) error {
+// RevisionError answers a request for a revision that did not come in time or could not be read.
+func (c Cell) RevisionError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
 		return Answer(ctx, err)
 	}
@@ -56,7 +56,7 @@ func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision)
 	return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(head), retryAfterSeconds)
 }
 
-// afterMoment answers a request of the past that asks for a revision after its moment.
+// afterMoment answers a request that reads the past and asks for a revision after its moment.
 func afterMoment(rev, moment eventlog.Revision) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("revision %d is after revision %d, which the path names: ask for an older one, or leave out '/at/…'", rev, moment))
 }
@@ -70,7 +70,7 @@ func listError(ctx context.Context, err error, paging bool, continueKey, prefix 
 	case !paging:
 		return apierrors.NewResourceExpired(expiredList)
 	}
-	// ValidateListOptions takes revision -1 for the latest one.
+	// ValidateListOptions takes revision -1 for the latest revision.
 	token, tokenErr := storage.EncodeContinue(continueKey, prefix, -1)
 	if tokenErr != nil {
 		return apierrors.NewResourceExpired(expiredContinue)
@@ -88,7 +88,8 @@ func Answer(ctx context.Context, err error) error {
 	var unread *projection.ReadError
 	switch {
 	case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTooMuch), errors.Is(err, projection.ErrTrimmed):
-		// A moment may have fallen out of the retained history since it was looked up. Asking again does not help.
+		// A moment may have fallen out of the retained history since the moment was looked up. Asking again does not
+		// help.
 		return apierrors.NewResourceExpired(err.Error())
 	case errors.As(err, &unread):
 		return unreadAnswer(ctx, unread)
@@ -100,11 +101,11 @@ func Answer(ctx context.Context, err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// lasting are the read errors that do not pass: data is damaged, lost or of another epoch.
+// lasting are the read errors that remain when the read is tried again: data is damaged, lost or of another epoch.
 var lasting = []error{projection.ErrDamaged, projection.ErrNewer, bucket.ErrNotFound, eventlog.ErrFenced, eventlog.ErrDiverged}
 
 // unreadAnswer answers a request whose data could not be read. A bucket or a log that fails may work again a second
-// later, so a client may send a request again that has written nothing.
+// later, so a client may repeat a request that has written nothing.
 func unreadAnswer(ctx context.Context, err error) error {
 	r := requestViewOf(ctx)
 	written := r != nil && r.hasWritten()
@@ -120,8 +121,8 @@ func unreadAnswer(ctx context.Context, err error) error {
 	return unwritten(ctx, errors.New("what is stored could not be read"))
 }
 
-// unwritten answers a request if nothing was written for a reason that may pass. A request of several appends, such as
-// a deletecollection, may have written a part before. In that case the answer has no Retry-After.
+// unwritten answers a request that wrote nothing, for a reason that may pass. A request of several appends, such as a
+// deletecollection, may have written a part before. In that case the answer has no Retry-After.
 func unwritten(ctx context.Context, why error) error {
 	if r := requestViewOf(ctx); r != nil && r.hasWritten() {
 		return apierrors.NewInternalError(fmt.Errorf("a part was written, and no more: %w: read the objects to learn what was written", why))
@@ -138,13 +139,17 @@ func appendAnswer(ctx context.Context, err error, resource schema.GroupResource,
 	switch {
 	case errors.Is(err, eventlog.ErrUnknown):
 		slog.WarnContext(ctx, "it is unknown whether an event was appended", "error", err)
-		// There is no Retry-After: client-go would send the request again and meet its own write (row 61).
+		// There is no Retry-After: client-go would send the request again, and the second request would meet the write
+		// of the first (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", eventlog.ErrUnknown))
 	case errors.Is(err, eventlog.ErrNotPublished):
 		slog.WarnContext(ctx, "an event was not published", "error", err)
 		why := eventlog.ErrNotPublished
 		if strings.Contains(err.Error(), syscall.ENOSPC.Error()) { // found only in the text of a NATS error
 			why = fmt.Errorf("%w: the log has %w", why, syscall.ENOSPC)
+		}
+		if errors.Is(err, ErrUncommitted) {
+			why = fmt.Errorf("%w: %w", why, ErrUncommitted)
 		}
 		return unwritten(ctx, why)
 	case errors.Is(err, eventlog.ErrConflict):
@@ -186,7 +191,7 @@ func Unavailable(message string) *apierrors.StatusError {
 	return unavailable
 }
 
-// watchError is the last event of a watch that cannot go on.
+// watchError is the last event of a watch that cannot continue.
 func watchError(ctx context.Context, err error) *metav1.Status {
 	if errors.Is(err, projection.ErrExpired) {
 		err = apierrors.NewResourceExpired(expiredWatch)

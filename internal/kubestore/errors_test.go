@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestSilentLog: while the log does not answer, a client is told to try again. A request whose own deadline has passed
-// fails with that.
+// TestSilentLog: while the log does not answer, a client is told to try again. A request whose own context has ended
+// fails with that context's error.
 func TestSilentLog(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))

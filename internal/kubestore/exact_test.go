@@ -78,8 +78,8 @@ func listed(t *testing.T, s storage.Interface) (all []string) {
 	return all
 }
 
-// reason returns the reason of the answer that upstream's registries make of the error. They turn a failed patch
-// without a reason into a mistake of the client.
+// reason returns the reason of the answer that upstream's registries make of the error. The registries turn a failed
+// patch without a reason into a mistake of the client.
 func reason(t *testing.T, err error) metav1.StatusReason {
 	t.Helper()
 	var status apierrors.APIStatus
@@ -108,8 +108,8 @@ func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	}
 }
 
-// Watches show what lists show: an event that a process of an older epoch appended is in neither. Live events, the
-// window and the log are checked.
+// Watches and lists show the same events: both leave out an event that a process of an older epoch appended. Live
+// events, the window and the log are checked.
 func TestWatchesKnowTheEpoch(t *testing.T) {
 	f := fenceUnder(t)
 	s := newStore(f.process, pods(nil))
@@ -162,7 +162,8 @@ func TestAWriteOutlivesTheFloor(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "theirs", "b": "ours"}, out.Labels)
 }
 
-// A transaction is computed again when the state that it was computed from is no longer there. It is written once.
+// A transaction is computed again when the state from which it was computed can no longer be read. The transaction is
+// written once.
 func TestATransactionOutlivesTheFloor(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.New())
 	var err error
@@ -209,7 +210,7 @@ func TestATransactionOutlivesTheFloor(t *testing.T) {
 	require.Equal(t, fmt.Sprint(uint64(rev)), got.ResourceVersion)
 }
 
-// Transactions that have lost in one namespace take turns. They do not delay those of another namespace.
+// Transactions that have lost in one namespace take turns. They do not delay transactions of another namespace.
 func TestTransactionsTakeTurnsByNamespace(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.New())
 	s := newStore(b.Cell, pods(nil))
@@ -234,7 +235,7 @@ func TestTransactionsTakeTurnsByNamespace(t *testing.T) {
 	require.False(t, transactions.turns.taken("mine"))
 }
 
-// failing fails its next reads.
+// failing is a transformer that fails its next reads.
 type failing struct {
 	value.Transformer
 	left atomic.Int64
@@ -247,8 +248,8 @@ func (f *failing) TransformFromStorage(ctx context.Context, data []byte, about v
 	return f.Transformer.TransformFromStorage(ctx, data, about)
 }
 
-// One passing error of the bucket or of the key service does not end a watch: neither the one that met the error nor
-// those that share its delivery.
+// One passing error of the bucket or of the key service does not end a watch: neither the watch that met the error nor
+// the watches that share its delivery.
 func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	selecting := storage.ListOptions{Predicate: storage.SelectionPredicate{
 		Label: labels.SelectorFromSet(labels.Set{"side": "left"}), Field: fields.Everything(), GetAttrs: attributes}}
@@ -300,9 +301,9 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	}
 }
 
-// Nor does a passing error break off the initial state of a watch: each object is sent once.
+// A passing error does not break off the initial state of a watch: each object is sent once.
 func TestAPassingErrorEndsNoState(t *testing.T) {
-	for _, how := range []string{"bucket, events", "key service, events", "bucket, pieces"} {
+	for _, how := range []string{"bucket, events", "key service, events", "bucket, chunks"} {
 		t.Run(how, func(t *testing.T) {
 			bucket, keys := memory.New(), &failing{Transformer: identity.NewEncryptCheckTransformer()}
 			b := newBed(t, eventlogtest.Start(t), bucket)
@@ -343,9 +344,9 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 			}
 			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: new(bool)}
 			*opts.SendInitialEvents, opts.Predicate.AllowWatchBookmarks = true, true
-			line, watching := &stateLine{nameForm: &nameForm{}, slow: math.MaxInt}, t.Context()
-			if strings.HasSuffix(how, "pieces") {
-				watching = withLine(watching, line)
+			to, watching := &stateWriter{nameEncoding: &nameEncoding{}, slow: math.MaxInt}, t.Context()
+			if strings.HasSuffix(how, "chunks") {
+				watching = withWatchWriter(watching, to)
 			}
 			w, err := newStore(cell, resource).Watch(watching, "/pods", opts)
 			require.NoError(t, err)
@@ -358,8 +359,8 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 				require.Equal(t, watch.Added, e.Type, "%v", e.Object)
 				got = append(got, e.Object.(*example.Pod).Name)
 			}
-			if strings.HasSuffix(how, "pieces") {
-				got = strings.Fields(line.names)
+			if strings.HasSuffix(how, "chunks") {
+				got = strings.Fields(to.names)
 			}
 			require.Equal(t, want, got)
 			require.True(t, failed.Load() > 0 || keys.left.Load() < 0, "nothing has failed")
@@ -375,8 +376,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// A bucket that keeps failing ends a watch well: with a bookmark at its position, and without an error event, after
-// which clients would list. If an encryption key is gone, the client must see that error.
+// A bucket that keeps failing ends a watch with a bookmark at its position and without an error event: after an error
+// event clients would list. If an encryption key is gone, the client must see that error.
 func TestALastingErrorEndsAWatchWell(t *testing.T) {
 	for _, fails := range []string{"bucket", "key service"} {
 		t.Run(fails, func(t *testing.T) {
@@ -418,7 +419,7 @@ func TestALastingErrorEndsAWatchWell(t *testing.T) {
 	}
 }
 
-// broken fails every read.
+// broken is a transformer that fails every read.
 type broken struct{ value.Transformer }
 
 func (broken) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
@@ -441,7 +442,7 @@ func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	require.Equal(t, "7", last.Object.(*example.Pod).ResourceVersion)
 }
 
-// The cache of objects owns the keys that it counts: they pin no block of a segment.
+// The cache of objects has its own copies of the keys that it counts: these keys keep no block of a segment in memory.
 func TestObjectsOwnTheirKeys(t *testing.T) {
 	objects := NewObjects(cache.NewBudget(1 << 20))
 	gone := make(chan struct{})
@@ -463,7 +464,7 @@ func (halves) Empty() bool                                 { return false }
 func (halves) Matches(obj k8sruntime.Object) (bool, error) { return obj.(*example.Pod).Name < "m", nil }
 func (halves) String() string                              { return "halves" }
 
-// While a shard is selected, the list does not count the objects that are left: the count would be that of all shards.
+// While a shard is selected, the list does not count the objects that are left: such a count would include all shards.
 func TestShardsAreNotCounted(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -482,7 +483,7 @@ func TestShardsAreNotCounted(t *testing.T) {
 	require.EqualValues(t, 4, *list.RemainingItemCount)
 }
 
-// panics panics.
+// panics is a transformer that panics.
 type panics struct{ value.Transformer }
 
 func (panics) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {

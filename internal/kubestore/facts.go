@@ -30,9 +30,9 @@ func fact[T string | []byte](what byte, name string, value T) projection.Fact {
 	return projection.Fact(h.Sum64())
 }
 
-// wanted returns the selection by facts that the judge implies: the facts that an object must have, else the judge
-// excludes it. It is nil if the judge requires no facts. Facts outlive encryption keys, so objects that are encrypted
-// or padded have none.
+// wanted returns the selection by facts that follows from the judge: the judge excludes every object that this
+// selection excludes. It returns nil if the judge requires no facts. Facts outlive encryption keys, so objects that are
+// encrypted or padded have no facts.
 func (j *judge) wanted() *projection.Selection {
 	if j == nil || !j.store.plain {
 		return nil
@@ -57,7 +57,8 @@ func (j *judge) wanted() *projection.Selection {
 	return wanted
 }
 
-// demanded returns facts of which an object needs one to fulfil the requirement, or nil if it needs none.
+// demanded returns alternative facts: an object with none of these facts does not fulfil the requirement. It returns
+// nil if the requirement demands no fact.
 func demanded(r labels.Requirement) (any []projection.Fact) {
 	switch r.Operator() {
 	case selection.Equals, selection.DoubleEquals, selection.In:
@@ -89,7 +90,7 @@ type factsOf struct {
 	facts   []projection.Fact
 }
 
-// add returns false if it could not read everything in the object that a selection may ask for.
+// add returns false if it could not read every part of the object for which a selection may ask.
 func (f *factsOf) add(data []byte) bool {
 	if f.store.unstructured {
 		set, read := readCBOR(data, f.version)

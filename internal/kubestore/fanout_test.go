@@ -19,24 +19,18 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// BenchmarkFanOut measures a change's way to many watches, each of which encodes it: time per change, and memory of an
-// idle watch. It compares this package alone with upstream's cacher over it.
+// BenchmarkFanOut measures the time that a change takes to reach many watches, each of which encodes the change, and
+// the memory of an idle watch.
 func BenchmarkFanOut(b *testing.B) {
-	for _, through := range []string{"kubestore", "cacher"} {
-		for _, n := range []int{25, 1000, 10_000} {
-			b.Run(fmt.Sprintf("%s/watches=%d", through, n), func(b *testing.B) { benchmarkFanOut(b, through == "cacher", n) })
-		}
+	for _, n := range []int{25, 1000, 10_000} {
+		b.Run(fmt.Sprintf("watches=%d", n), func(b *testing.B) { benchmarkFanOut(b, n) })
 	}
 }
 
-func benchmarkFanOut(b *testing.B, cached bool, n int) {
+func benchmarkFanOut(b *testing.B, n int) {
 	bed := newBed(b, eventlogtest.Start(b), memory.New())
-	raw := newStore(bed.Cell, pods(nil))
-	p := create(b, raw, pod("ns", "a"))
-	var s storage.Interface = raw
-	if cached {
-		s = underCacher(b, &stepped{store: raw}, storage.NamespaceKeyFunc)
-	}
+	s := newStore(bed.Cell, pods(nil))
+	p := create(b, s, pod("ns", "a"))
 	encoder := codecs.LegacyCodec(examplev1.SchemeGroupVersion)
 	var received sync.WaitGroup
 	before := memoryInUse()
@@ -44,7 +38,7 @@ func benchmarkFanOut(b *testing.B, cached bool, n int) {
 	for range n {
 		recorders = append(recorders, watchFrom(b, s, p.ResourceVersion))
 	}
-	waitForWatches(b, raw, cached, n)
+	waitForMembers(b, s, n)
 	perWatch := float64(int64(memoryInUse()-before)) / float64(n)
 	for _, w := range recorders {
 		go func() {
@@ -57,7 +51,7 @@ func benchmarkFanOut(b *testing.B, cached bool, n int) {
 	b.ResetTimer()
 	for i := range b.N {
 		received.Add(n)
-		_, err := relabel(b.Context(), raw, keyOf(p), "n", fmt.Sprint(i))
+		_, err := relabel(b.Context(), s, keyOf(p), "n", fmt.Sprint(i))
 		require.NoError(b, err)
 		received.Wait()
 	}
@@ -74,16 +68,8 @@ func memoryInUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-func waitForWatches(b *testing.B, s *store, cached bool, n int) {
-	if cached {
-		time.Sleep(time.Second) // the cacher does not say when
-		return
-	}
-	waitForMembers(b, s, n)
-}
-
-// BenchmarkFieldSelector changes pods of one of many nodes. Each node watches its own pods as a kubelet does. It
-// measures processor time per change, with and without an index by the field.
+// BenchmarkFieldSelector changes pods of one of many nodes. Each node watches its own pods as a kubelet does. The
+// benchmark measures processor time per change, with and without an index by the field.
 func BenchmarkFieldSelector(b *testing.B) {
 	for _, indexed := range []bool{false, true} {
 		for _, n := range []int{1, 5000} {
@@ -109,7 +95,7 @@ func benchmarkFieldSelector(b *testing.B, indexed bool, n int) {
 			own = w
 		}
 	}
-	waitForWatches(b, s, false, n)
+	waitForMembers(b, s, n)
 	before := processorTime(b)
 	for i := 0; b.Loop(); i++ {
 		_, err := relabel(b.Context(), s, keyOf(p), "n", fmt.Sprint(i))

@@ -15,15 +15,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// follow joins the feed. It sends the events between the position and the join, and then those that the feed delivers.
-// It returns nil when the watch has fallen behind the feed and must join again.
+// follow joins the feed. It sends the events between the position and the join, and then the events that the feed
+// delivers. It returns nil when the watch has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
-	if w.ending { // it was asked to end, and has left the feed since
+	if w.ending { // the watch was asked to end, and has left the feed since
 		return w.sendProgress(ctx, w.position)
 	}
-	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
+	sub := &fanout.Subscription{Keys: w.keys}
 	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
-	// The feed must not wait, but comparing the object before an event may take time, and so may asking a key service.
+	// The feed must not wait, but comparing the object before an event may take time, and asking a key service may also
+	// take time.
 	if w.selects == nil && w.plain {
 		sub.Offer = w.offer
 	}
@@ -42,7 +43,7 @@ func (w *watcher) follow(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// What has expired, has expired for all processes, even if this feed still holds it (invariant 10).
+	// Events that have expired have expired for all processes, even if this feed still holds them (invariant 10).
 	v := w.Projection.Current()
 	if v != nil && w.position < v.Floor() {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
@@ -100,7 +101,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 	bookmarks := time.NewTimer(time.Until(w.bookmark))
 	defer bookmarks.Stop()
-	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
+	if w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
 	}
 	sub.Done(nil)
@@ -147,7 +148,7 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			}
 			event, found, err := d.For(context.Background(), w.store, nil)
 			if err != nil || !found {
-				return false // the watch itself reports what is wrong
+				return false // the watch itself reports the error
 			}
 			sent := d.Few && w.call(event) || w.hand(event, len(e.Body))
 			if !sent {
@@ -159,13 +160,13 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 	return true
 }
 
-// call sends an event over the line if the reader has sent everything that was in results.
+// call sends an event by the watch writer if the reader has sent everything that was in results.
 func (w *watcher) call(e watch.Event) bool {
 	if !w.sends || w.latest == nil || !w.latest.SentAsIs() {
 		return false
 	}
-	chunk, ok := fanout.Chunk(e, w.line.Form())
-	return ok && w.line.Send(chunk)
+	event, ok := fanout.Encoded(e, w.writer.Encoding())
+	return ok && w.writer.Send(event)
 }
 
 // hand puts an event into results if there is room for it.
@@ -185,19 +186,15 @@ func (w *watcher) hand(e watch.Event, bytes int) bool {
 // untilBookmark is the time to the next bookmark. Bookmarks come at fixed intervals and shortly before the request
 // ends.
 func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
-	interval := bookmarkInterval
-	if w.opts.ProgressNotify {
-		interval = progressInterval
-	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		return interval
+		return bookmarkInterval
 	}
 	last := time.Until(deadline) - bookmarkBeforeEnd
-	if last > 0 && last < interval {
+	if last > 0 && last < bookmarkInterval {
 		return last
 	}
-	return interval
+	return bookmarkInterval
 }
 
 func (w *watcher) sendDelivery(ctx context.Context, d *fanout.Delivery) error {
@@ -207,7 +204,7 @@ func (w *watcher) sendDelivery(ctx context.Context, d *fanout.Delivery) error {
 	return w.sendEvent(ctx, d)
 }
 
-// sendEvent sends what the event means to this watch, or nothing if it does not concern the watch.
+// sendEvent sends the event as this watch sees it. It sends nothing if the event does not concern the watch.
 func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	e := d.Event
 	if e.Revision <= w.position {
@@ -256,13 +253,13 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.St
 }
 
 // sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has sent everything by
-// then, so it ends. The bookmark comes last because client-go lists after a short watch that brought nothing.
+// then, so the watch ends. The bookmark comes last because client-go lists after a short watch that sent nothing.
 func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
 	if w.ending {
 		rev = max(rev, w.position)
 	}
-	// A watch from a future revision announces no earlier one.
-	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
+	// A watch from a future revision announces no earlier revision.
+	if rev >= w.position && w.opts.Predicate.AllowWatchBookmarks {
 		w.position = rev
 		if err := w.sendBookmark(ctx, rev, nil); err != nil {
 			return err
@@ -291,16 +288,16 @@ func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annot
 	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj}, 0)
 }
 
-// send waits for the reader of the watch, which may be slow; nobody else waits for it. If an event's stored value would
-// take the waiting values over bufferedBytes, the event is sent alone: send returns only when the reader has encoded
-// it. Send fails only if the event was not sent.
+// send waits for the watch's reader, which may be slow; nobody else waits for that reader. If the waiting values and an
+// event's stored value together exceed bufferedBytes, the event is sent alone: send returns only when the reader has
+// encoded the event. Send fails only if the event was not sent.
 func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	w.taken()
 	w.waiting += bytes
-	w.latest = nil // only offers may use the line while results has events
+	w.latest = nil // only offers may use the watch writer while results has events
 	if bytes > 0 && w.waiting > bufferedBytes && w.encodes {
 		e.Object, w.latest = fanout.Announce(e.Object)
 	}

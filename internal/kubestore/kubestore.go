@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 
@@ -29,9 +30,23 @@ type Cell struct {
 	Objects *Objects
 	// Feed delivers the log's events to watches. It is nil in a function, which answers watches with an error.
 	Feed *fanout.Feed
-	// Writable says why nothing can be appended at the moment. If it is nil, the process learns that only by trying.
+	// Writable says why nothing can be appended at the moment. If Writable is nil, the process learns this only by
+	// trying.
 	Writable func() error
 }
+
+// Open opens the cell whose log and bucket the configuration names. The caches share the configuration's budget.
+func Open(c projection.Config, cluster string) (Cell, error) {
+	p, err := projection.Open(c)
+	if err != nil {
+		return Cell{}, err
+	}
+	return Cell{Log: c.Log, Projection: p, Cluster: cluster, Objects: NewObjects(p.Budget())}, nil
+}
+
+// ErrUncommitted is what Writable wraps while the bucket lacks writes of too long a time. Unlike other reasons, the
+// answer names it.
+var ErrUncommitted = errors.New("no commit to the bucket has succeeded for --max-tail-age")
 
 // Shrink frees most of the memory that only saves time. It is for an idle process.
 func (c Cell) Shrink() {
@@ -49,16 +64,16 @@ type Resource struct {
 	Prefix     string
 	Namespaced bool
 	Codec      runtime.Codec
-	// ContentType is that of Codec's encodings.
+	// ContentType is the content type of Codec's encodings.
 	ContentType string
 	// DecodesLabels says that decoding may give an object labels that are not stored.
 	DecodesLabels bool
-	// StoredFields has the fields by which lists may select. Each is mapped to its place in a message of ContentType:
-	// the numbers of the protobuf fields that lead to its text.
+	// StoredFields has the fields by which lists may select. Each field is mapped to its place in a message of
+	// ContentType: the numbers of the protobuf fields that lead to the field's text.
 	StoredFields map[string][]int32
 	NewFunc      func() runtime.Object
 	NewListFunc  func() runtime.Object
-	// Indexers are upstream's registries' indexers, for fields by whose value watches can be found.
+	// Indexers are the indexers of upstream's registries, for fields by whose values watches can be found.
 	Indexers storage.IndexerFuncs
 	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.
 	Transformer value.Transformer
@@ -66,14 +81,15 @@ type Resource struct {
 	// name is refused.
 	Named bool
 	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. A claim exists
-	// exactly as long as the object has it, because it is appended in the object's own atomic batch.
+	// exactly as long as the object has it, because the claim's writes are in the object's own atomic batch.
 	Claims func(ctx context.Context, obj runtime.Object) ([]Claim, error)
-	// Complete, if set, sets the fields of an object that the server derives from a view. It runs each time before the
-	// object is encoded. Before is nil for a create.
+	// Complete, if set, sets those fields of an object that the server derives from a view. It runs before each
+	// encoding of the object. Before is nil for a create.
 	Complete func(ctx context.Context, v *projection.View, before, after runtime.Object) error
-	// Beside, if set, returns the writes that must become true together with a write of an object, such as the charge
-	// of a quota. They are appended in the object's own atomic batch. Its error refuses the write.
-	Beside func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error)
+	// Alongside, if set, returns the writes that must become true together with a write of an object, such as the
+	// charge of a quota. These writes are appended in the object's own atomic batch. An error of Alongside refuses the
+	// write.
+	Alongside func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error)
 	// Within, if set, refuses a past revision that the context's request may not read.
 	Within func(ctx context.Context, at eventlog.Revision) error
 }
@@ -135,8 +151,8 @@ func newStore(c Cell, r Resource) *store {
 	return s
 }
 
-// path checks upstream's key as etcd3 does and returns it. A recursive path ends with a slash. An invalid key comes
-// from a name that no object can have, such as '..', so the client is told that its request is bad.
+// path checks upstream's key as etcd3 does, and returns the key. A recursive path ends with a slash. An invalid key
+// comes from a name that no object can have, such as '..', so the client is told that its request is bad.
 func (s *store) path(key string, recursive bool) (string, error) {
 	path, err := storage.PrepareKey(s.Prefix+"/", key, recursive)
 	if err != nil {
@@ -158,14 +174,14 @@ func (s *store) key(path string) eventlog.Key {
 }
 
 // foreign says that a row below the prefix belongs to another resource, because this store encodes nothing with that
-// content type. A custom resource could once be defined with the name of a built-in one, and such objects still exist.
-// Reads leave them out. Their names remain taken.
+// content type. A custom resource could once be defined with the name of a built-in resource, and objects of such
+// custom resources still exist. Reads leave these objects out. Their names remain taken.
 func (s *store) foreign(contentType string) bool { return contentType != s.ContentType }
 
 // rowKey returns the row key of a path.
 func (s *store) rowKey(path string) string { return s.Cluster + path }
 
-// keys returns the row key of a path, or the range of those below a recursive path.
+// keys returns the row key of a path, or the range of row keys below a recursive path.
 func (s *store) keys(path string, recursive bool) projection.Keys {
 	start := s.rowKey(path)
 	if recursive {
@@ -174,8 +190,8 @@ func (s *store) keys(path string, recursive bool) projection.Keys {
 	return projection.OneKey(start)
 }
 
-// owner returns the cluster and namespace of a row key. A cache keeps the objects of one owner from pushing out those
-// of other owners.
+// owner returns the cluster and namespace of a row key. A cache keeps the objects of one owner from evicting the
+// objects of other owners.
 func (s *store) owner(rowKey string) string {
 	key := s.key(strings.TrimPrefix(rowKey, s.Cluster))
 	return key.Cluster + "/" + key.Namespace
@@ -186,6 +202,9 @@ func (s *store) Versioner() storage.Versioner { return s.versioner }
 
 // ReadinessCheck implements storage.Interface. A store is always ready.
 func (s *store) ReadinessCheck() error { return nil }
+
+// RequestWatchProgress implements storage.Interface. Only upstream's cacher, which is not used, asks for progress.
+func (s *store) RequestWatchProgress(context.Context) error { return nil }
 
 // EnableResourceSizeEstimation implements storage.Interface. Sizes are not estimated.
 func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }

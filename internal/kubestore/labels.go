@@ -13,7 +13,7 @@ import (
 )
 
 // storedLabels are the labels of an object, read from its stored bytes. Most objects that a selective list reads do not
-// match, and need not be decoded to learn that.
+// match. With storedLabels these objects need not be decoded.
 type storedLabels struct {
 	pairs []labelPair // if a key is repeated, the last pair counts
 }
@@ -54,17 +54,17 @@ type storedField struct {
 // use.
 type judge struct {
 	store *store
-	// version is the one to which custom resources are converted.
+	// version is the version to which custom resources are converted.
 	version string
 	// selector is nil if stored labels cannot decide.
 	selector labels.Selector
 	fields   []storedField
-	// labels are those of the object that is being judged.
+	// labels are the labels of the object that is being judged.
 	labels storedLabels
 }
 
-// judge returns nil if all stored objects must be decoded. While corrupt objects may be deleted, a list names all of
-// them.
+// judge returns nil if all stored objects must be decoded. While corrupt objects may be deleted, a list names all
+// corrupt objects.
 func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
 	j := &judge{store: s, version: version}
 	if p.Label != nil && !p.Label.Empty() && !s.DecodesLabels {
@@ -77,7 +77,7 @@ func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
 			}
 		}
 	}
-	if j.selector == nil && len(j.fields) == 0 || unsafeDeletion() {
+	if j.selector == nil && len(j.fields) == 0 {
 		return nil
 	}
 	return j
@@ -90,7 +90,8 @@ func (f storedField) excludes(object []byte) bool {
 }
 
 // excludes says that a stored object does not match the selection. It returns false if it cannot tell; then the object
-// must be decoded. If a corrupt object is readable as far as this, it is judged like any other.
+// must be decoded. If excludes can read the needed parts of a corrupt object, it judges the object like any other
+// object.
 func (j *judge) excludes(data []byte) bool {
 	if j == nil {
 		return false
@@ -121,7 +122,7 @@ func text(message []byte, path []int32) (string, bool) {
 	return string(message), true
 }
 
-// readCBOR returns the labels of a custom resource. It fails if the stored version is not the given one, since a
+// readCBOR returns the labels of a custom resource. It fails if the stored version is not the given version, since a
 // conversion may change labels.
 func readCBOR(data []byte, version string) (labels.Set, bool) {
 	var object struct {
@@ -183,8 +184,8 @@ func (l *storedLabels) add(entry []byte) bool {
 	return read
 }
 
-// at returns the field with the number, or nil if there is none. It fails if the field is repeated: it does not merge
-// the parts of a message.
+// at returns the field with the number, or nil if there is no such field. It fails if the field is repeated: it does
+// not merge the parts of a message.
 func at(message []byte, wanted protowire.Number) (value []byte, ok bool) {
 	found := 0
 	read := eachField(message, func(number protowire.Number, v []byte) bool {

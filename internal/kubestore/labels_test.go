@@ -73,7 +73,7 @@ func FuzzStoredLabels(f *testing.F) {
 	})
 }
 
-// BenchmarkSelectNothing is a list whose selector matches none of many objects.
+// BenchmarkSelectNothing measures a list whose selector matches none of many objects.
 func BenchmarkSelectNothing(b *testing.B) {
 	object := inProtobuf(b, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"app": "web"}}, Data: map[string]string{"k": fmt.Sprintf("%01000d", 1)}})
 	selector, err := labels.Parse("app=db")

@@ -20,7 +20,8 @@ import (
 // many is how many objects of one kind a large cell has. Each is written once.
 const many = 35000
 
-// withMany returns a store of that many pods in one namespace, all in segments, and the revision before them.
+// withMany returns a store with that many pods in one namespace, all in segments, and the revision before the first
+// pod.
 func withMany(b *testing.B) (*bed, *store, eventlog.Revision) {
 	b.Helper()
 	bed := newBed(b, eventlogtest.Start(b), memory.New())
@@ -48,8 +49,8 @@ func withMany(b *testing.B) (*bed, *store, eventlog.Revision) {
 	return bed, s, before
 }
 
-// BenchmarkFirstPage lists one object with the count of the others: at one revision, after each write, and after each
-// commit.
+// BenchmarkFirstPage lists one object with the count of the other objects: at one revision, after each write, and after
+// each commit.
 func BenchmarkFirstPage(b *testing.B) {
 	bed, s, _ := withMany(b)
 	page := func(b *testing.B) {
@@ -82,7 +83,8 @@ func BenchmarkFirstPage(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchOfNothing is a watch of an empty namespace from a revision before all writes, until it has caught up.
+// BenchmarkWatchOfNothing measures a watch of an empty namespace from a revision before all writes, until it has caught
+// up.
 func BenchmarkWatchOfNothing(b *testing.B) {
 	_, s, before := withMany(b)
 	spent := time.Duration(0)

@@ -27,17 +27,17 @@ var (
 		Name: "logplane_object_cache_misses_total",
 		Help: "Decoded objects not found in the cache.",
 	})
-	pieceHits = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "logplane_list_piece_hits_total",
-		Help: "Encoded pieces of lists found in the cache.",
+	chunkHits = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "logplane_list_chunk_hits_total",
+		Help: "Encoded chunks of lists found in the cache.",
 	})
-	pieceMisses = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "logplane_list_piece_misses_total",
-		Help: "Encoded pieces of lists not found in the cache.",
+	chunkMisses = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "logplane_list_chunk_misses_total",
+		Help: "Encoded chunks of lists not found in the cache.",
 	})
 )
 
 // Collectors returns this package's metrics.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{watches, watchRejoins, watchReads, writeConflicts, cacheHits, cacheMisses, pieceHits, pieceMisses}
+	return []prometheus.Collector{watches, watchRejoins, watchReads, writeConflicts, cacheHits, cacheMisses, chunkHits, chunkMisses}
 }

@@ -12,27 +12,27 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision, and of pieces of lists. Their bytes count in the
-// process's budget, in which no namespace can take the part that others need. It is safe for concurrent use. Nobody may
-// write to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of chunks of lists. The bytes of these objects and
+// chunks count in the process's budget. No namespace can take the part of the budget that other namespaces need.
+// Objects is safe for concurrent use. Nobody may write to the cached objects.
 type Objects struct {
-	budget  *cache.Budget
 	decoded *cache.Cache[version, any]
 }
 
-// version names one decoded representation of one version of an object. Or it names a piece of a list, by its first row
+// version names one decoded representation of one version of an object. Or it names a chunk of a list, by its first row
 // and a hash of its revisions.
 type version struct {
 	store    uint64
 	rowKey   string
 	revision eventlog.Revision
-	// kind to which a custom resource was converted, empty for typed objects. For a piece it is the form.
+	// kind is the kind to which a custom resource was converted, empty for typed objects. For a chunk it is the
+	// encoding.
 	kind string
 }
 
 // NewObjects returns a cache whose bytes count in the budget.
 func NewObjects(of *cache.Budget) *Objects {
-	return &Objects{of, cache.New[version, any](of)}
+	return &Objects{cache.New[version, any](of)}
 }
 
 // get returns the cached object, or nil.
@@ -46,20 +46,16 @@ func (o *Objects) get(v version) runtime.Object {
 	return object
 }
 
-// piece returns the cached piece of these rows, or nil.
-func (o *Objects) piece(v version, revisions []projection.Revision) Piece {
+// chunk returns the cached chunk of these rows, or nil.
+func (o *Objects) chunk(v version, revisions []projection.Revision) Chunk {
 	found, _ := o.decoded.Get(v)
 	k, ok := found.(kept)
 	ok = ok && slices.Equal(k.revisions, revisions)
-	countLook(ok, pieceHits, pieceMisses)
+	countLook(ok, chunkHits, chunkMisses)
 	if !ok {
 		return nil
 	}
-	if dense := o.denser(k.Piece); dense != nil {
-		k := kept{dense, k.revisions}
-		o.decoded.Replace(v, k, k.bytes()+int64(len(v.rowKey)))
-	}
-	return k.Piece
+	return k.Chunk
 }
 
 func countLook(found bool, hits, misses prometheus.Counter) {
@@ -70,28 +66,16 @@ func countLook(found bool, hits, misses prometheus.Counter) {
 	}
 }
 
-// add caches an object for an owner. Nobody may write to it any more.
+// add caches an object for an owner. Nobody may write to the object any more.
 func (o *Objects) add(v version, owner string, object runtime.Object) {
 	if o != nil {
 		o.keep(v, owner, object, Size(object))
 	}
 }
 
-// addPiece caches a piece for the owner of its first item.
-func (o *Objects) addPiece(v version, owner string, k kept) {
-	if dense := o.denser(k.Piece); dense != nil {
-		k.Piece = dense
-	}
+// addChunk caches a chunk for the owner of its first item.
+func (o *Objects) addChunk(v version, owner string, k kept) {
 	o.keep(v, owner, k, k.bytes())
-}
-
-// denser returns a piece to cache in place of this one, or nil to cache this one. A denser piece takes time to make and
-// to read, so denser makes one only when the caches have little room.
-func (o *Objects) denser(p Piece) Piece {
-	if !o.budget.Tight() {
-		return nil
-	}
-	return p.Denser()
 }
 
 func (o *Objects) keep(v version, owner string, value any, bytes int64) {

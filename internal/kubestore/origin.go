@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// requestIDs are those of the appends of one request.
+// requestIDs are the ids of the appends of one request.
 type requestIDs struct {
 	id   string
 	last atomic.Uint64
@@ -39,7 +39,7 @@ func WithAuthor(ctx context.Context, author eventlog.Author) context.Context {
 	return r.In(ctx)
 }
 
-// AuthorOf returns the author that the context's appends name. It returns false if they name none.
+// AuthorOf returns the author that the context's appends name. It returns false if the appends name no author.
 func AuthorOf(ctx context.Context) (eventlog.Author, bool) {
 	if author := requestOf(ctx).Author; author != nil {
 		return *author, true
@@ -50,9 +50,9 @@ func AuthorOf(ctx context.Context) (eventlog.Author, bool) {
 // PartOf returns the author for writes that a part of Logplane makes without a request.
 func PartOf(part string) eventlog.Author { return eventlog.Author{User: "system:logplane:" + part} }
 
-// WithController returns a context in which a part of Logplane does the work of one of upstream's controllers. Its
-// requests come from that controller's service account, so that webhooks, policies and audits see the usual name. Its
-// appends name both the part and the controller.
+// WithController returns a context in which a part of Logplane does the work of one of upstream's controllers. Requests
+// with this context come from that controller's service account, so that webhooks, policies and audits see the usual
+// name. Appends with this context name both the part and the controller.
 func WithController(ctx context.Context, name string) context.Context {
 	author, _ := AuthorOf(ctx)
 	author.As = serviceaccount.MakeUsername(metav1.NamespaceSystem, name)
@@ -66,8 +66,8 @@ func ControllerOf(ctx context.Context) string {
 	return requestOf(ctx).Controller
 }
 
-// WithCause returns a context whose appends name the deletion that caused them. Only parts of Logplane have such a
-// context, since each client's request begins with a new author.
+// WithCause returns a context whose appends name the deletion that caused these appends. Only parts of Logplane have
+// such a context, since each client's request begins with a new author.
 func WithCause(ctx context.Context, cause eventlog.Cause) context.Context {
 	author, _ := AuthorOf(ctx)
 	author.Cause = cause

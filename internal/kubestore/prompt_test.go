@@ -22,8 +22,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// startStepped returns a store with one pod. When deliver is called, its feed delivers at once everything written
-// before.
+// startStepped returns a store with one pod. When deliver is called, the store's feed delivers at once everything that
+// was written before the call.
 func startStepped(t *testing.T) (s *store, p *example.Pod, deliver func()) {
 	t.Helper()
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
@@ -47,8 +47,8 @@ func startStepped(t *testing.T) (s *store, p *example.Pod, deliver func()) {
 	}
 }
 
-// TestPromptWatches: an event for many idle watches reaches their readers before the feed goes on. No goroutine is
-// woken in between.
+// TestPromptWatches: an event for many idle watches reaches the readers of these watches before the feed continues. No
+// goroutine is woken in between.
 func TestPromptWatches(t *testing.T) {
 	s, p, deliver := startStepped(t)
 	const watches = 200
@@ -74,8 +74,8 @@ func TestPromptWatches(t *testing.T) {
 	})
 }
 
-// TestManyWatchesInOrder: small and large changes reach many watches, some with slow readers, each once and in order,
-// whichever way each change reaches a watch.
+// TestManyWatchesInOrder: many watches, some with slow readers, get small and large changes, each change once and in
+// order. This holds whichever way a change takes to a watch.
 func TestManyWatchesInOrder(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -123,7 +123,7 @@ func TestManyWatchesInOrder(t *testing.T) {
 	reading.Wait()
 }
 
-// TestLargeEventsWaitAlone: a watch with a slow reader holds one large event, or small ones that together are no
+// TestLargeEventsWaitAlone: a watch with a slow reader holds one large event, or small events that together are no
 // larger. An event counts until the reader has encoded it, since the client may not have received it before.
 func TestLargeEventsWaitAlone(t *testing.T) {
 	for _, size := range []int{bufferedBytes + 1, bufferedBytes/2 + 1, bufferedBytes / 8, 1} {

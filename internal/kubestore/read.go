@@ -33,7 +33,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
-	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view, and a newer view answers as well
+	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view, and a newer view is also a right answer
 		v, err = s.latest(ctx)
 		if err != nil {
 			return err
@@ -60,11 +60,11 @@ func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error 
 	return s.decodeTo(v, data, out)
 }
 
-// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion recognises such an
-// object. It does so only if unsafe deletion is enabled.
+// asCorrupt turns the error of a corrupt object into the error by which upstream's unsafe deletion recognises such an
+// object.
 func (s *store) asCorrupt(path string, err error) error {
 	var corrupt *corruptError
-	if err != nil && unsafeDeletion() && errors.As(err, &corrupt) {
+	if err != nil && errors.As(err, &corrupt) {
 		return storage.NewCorruptObjError(path, corrupt)
 	}
 	return err
@@ -74,8 +74,8 @@ func storedRow(row projection.Row) stored {
 	return stored{rowKey: row.Key, revision: row.Revision, value: row.Value}
 }
 
-// viewFor returns the view for a resourceVersion without a match: the most recent one if it is unset, any view for '0',
-// and otherwise a view that is not older than it.
+// viewFor returns the view for a resourceVersion without a match. For an unset resourceVersion it returns the most
+// recent view, for '0' any view, and otherwise a view that is not older than the resourceVersion.
 func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projection.View, error) {
 	switch resourceVersion {
 	case "":
@@ -90,8 +90,9 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	return s.AtLeast(ctx, eventlog.Revision(rev))
 }
 
-// any returns the view that this process has, if it is young enough. It reads a newer view if that one is older than
-// this store's acknowledged writes, or is from before the first event of the cell, because a list needs a revision.
+// any returns the view that this process has, if that view is young enough. It reads a newer view if the present view
+// is older than this store's acknowledged writes. It also reads a newer view if the present view is from before the
+// first event of the cell, because a list needs a revision.
 func (s *store) any(ctx context.Context) (*projection.View, error) {
 	if v := pinned(ctx); v != nil {
 		return v, nil
@@ -120,7 +121,7 @@ func (s *store) acknowledge(rev eventlog.Revision) {
 	}
 }
 
-// span says what a list reads: rows of one view, as of one revision.
+// span describes the rows that a list reads: rows of one view, as of one revision.
 type span struct {
 	view   *projection.View
 	at     eventlog.Revision
@@ -134,8 +135,8 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	return s.list(ctx, key, opts, listObj, nil)
 }
 
-// list lists objects, or if p is not nil, pieces.
-func (s *store) list(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object, p *Pieces) error {
+// list lists objects, or if p is not nil, chunks.
+func (s *store) list(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object, p *Chunks) error {
 	path, err := s.path(key, opts.Recursive)
 	if err != nil {
 		return err
@@ -151,9 +152,12 @@ func (s *store) list(ctx context.Context, key string, opts storage.ListOptions, 
 	l := s.listing(sp, opts, listObj, items)
 	l.judge = s.judge(&l.opts.Predicate, l.kind.GroupVersion().String())
 	l.wanted = l.judge.wanted()
+	start := *l
 	if p != nil {
-		err = l.fillPieces(ctx, p)
-	} else {
+		err = l.fillChunks(ctx, p)
+	}
+	if p == nil || errors.As(err, new(*corruptError)) { // the error names all corrupt objects
+		l = &start
 		err = l.fill(ctx, items)
 	}
 	if err != nil && l.exact && errors.Is(err, ErrDropped) {
@@ -178,8 +182,8 @@ func (s *store) list(ctx context.Context, key string, opts storage.ListOptions, 
 	return nil
 }
 
-// span returns what a list reads, by its resourceVersion, match, limit and continue token. A revision inside an append
-// stands for the append's end, so that no list shows only a part of it.
+// span returns the span of a list, given the list's resourceVersion, match, limit and continue token. A revision inside
+// an append stands for the append's end, so that no list shows only a part of the append.
 func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
 	path = s.narrowed(path, &opts.Predicate)
 	sp := span{keys: s.keys(path, opts.Recursive), prefix: s.rowKey(path)}
@@ -218,9 +222,9 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	return sp, nil
 }
 
-// narrowed returns the path of a page. If a list of all namespaces selects one of them, upstream asks for that
-// namespace in the first page, and for all namespaces in the others. A token is relative to the range that its page has
-// read, so without narrowed the later pages would skip or repeat objects.
+// narrowed returns the path of a page. If a list of all namespaces selects one namespace, upstream asks for that
+// namespace in the first page, and for all namespaces in the later pages. A token is relative to the range that its
+// page has read, so without narrowed the later pages would skip or repeat objects.
 func (s *store) narrowed(path string, p *storage.SelectionPredicate) string {
 	if p.Continue == "" || p.Field == nil || !s.Namespaced || path != s.Prefix+"/" {
 		return path
@@ -245,8 +249,8 @@ type listing struct {
 	// last is the last row key that was looked at, and more says that another row follows it.
 	last string
 	more bool
-	// corrupt has the errors of corrupt rows while unsafe deletion is enabled. They are reported together.
-	corrupt []error
+	// corrupt has the errors of corrupt rows, which are reported together.
+	corrupt []*corruptError
 	// bytes is the size of the rows so far.
 	bytes int
 	// judge and wanted are nil if every row must be decoded.
@@ -258,8 +262,8 @@ func (s *store) listing(sp span, opts storage.ListOptions, list runtime.Object, 
 	return &listing{store: s, span: sp, opts: opts, list: list, kind: list.GetObjectKind().GroupVersionKind(), newItem: itemFunc(list, items)}
 }
 
-// heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, mostly encoding the answer. A
-// list with more bytes waits for its turn.
+// heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, mostly with encoding the answer.
+// A list with more bytes waits for a heavy seat.
 const heavyList = 256 << 10
 
 // maxCorrupt is how many corrupt objects a list names before it gives up. It is upstream's number.
@@ -291,7 +295,7 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 			l.last = row.Key
 			l.bytes += row.Size
 			if l.bytes > heavyList {
-				if err := TakeTurn(ctx); err != nil {
+				if err := TakeHeavySeat(ctx); err != nil {
 					yield(row, err)
 					return
 				}
@@ -308,8 +312,8 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 	}
 }
 
-// follows looks for any row after the last one, even one that the selection leaves out, so that the end of a page does
-// not depend on the selection.
+// follows looks for any row after the last row, even a row that the selection leaves out, so that the end of a page
+// does not depend on the selection.
 func (l *listing) follows(ctx context.Context) error {
 	for _, err := range l.view.Scan(ctx, l.last+"\x00", l.keys.End, l.at) {
 		if err != nil {
@@ -330,6 +334,9 @@ func (l *listing) fill(ctx context.Context, items reflect.Value) error {
 		}
 		object, err := l.match(ctx, row)
 		if err != nil {
+			err = l.keepCorrupt(err)
+		}
+		if err != nil {
 			return err
 		}
 		if object != nil {
@@ -342,9 +349,9 @@ func (l *listing) fill(ctx context.Context, items reflect.Value) error {
 }
 
 // setItems makes the list's items from the objects, in one allocation. A typed item is a copy of the struct, and shares
-// with the cache everything that the struct points to. The items of upstream's cacher do the same: callers may set the
-// fields of an item, but must not write into its maps, slices and pointers. A custom resource is a map, so it is copied
-// as a whole.
+// with the cache everything that the struct points to. The items of upstream's cacher share memory in the same way:
+// callers may set the fields of an item, but must not write into its maps, slices and pointers. A custom resource is a
+// map, so it is copied as a whole.
 func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 	items.Set(reflect.MakeSlice(items.Type(), len(objects), len(objects)))
 	for i, obj := range objects {
@@ -372,7 +379,7 @@ func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object
 		object, err = l.store.shared(v, data, l.newItem())
 	}
 	if err != nil {
-		return nil, l.keepCorrupt(row, err)
+		return nil, err
 	}
 	// As in upstream, an object does not match if its attributes cannot be read.
 	matched, err := l.opts.Predicate.Matches(object)

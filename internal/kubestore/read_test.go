@@ -26,7 +26,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// model is what a store must hold. For each row path it has the resourceVersion and whether the label is set.
+// model is the content that a store must have. For each row path the model has the resourceVersion and whether the
+// label is set.
 type model map[string]modelled
 
 type modelled struct {
@@ -46,8 +47,8 @@ func (m model) list(namespace string, labelled bool) (items []string) {
 }
 
 // TestListPages lists in pages of random size, with and without selectors, in all namespaces and in one. Two processes
-// serve the pages while objects change and the log is committed and purged. The pages are exactly the model's list at
-// the first page's revision, or end with 410 and continue at a new revision (rows 30 to 32).
+// serve the pages while objects change, events are committed and the log is purged. The pages are exactly the model's
+// list at the first page's revision, or end with 410 and continue at a new revision (rows 30 to 32).
 func TestListPages(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -88,7 +89,7 @@ func changeModel(t *testing.T, s storage.Interface, r *rand.Rand, m model) {
 	}
 }
 
-// pageThrough lists in pages, changing the model between them.
+// pageThrough lists in pages, and changes the model between two pages.
 func pageThrough(t *testing.T, stores []*store, r *rand.Rand, m model) {
 	t.Helper()
 	namespace := []string{"", "ns", "ns-a", "none"}[r.IntN(4)]
@@ -197,8 +198,8 @@ func names(list *example.PodList) (names []string) {
 	return names
 }
 
-// TestNothingAliasesTheCache: whatever a caller does to an object that it was given, nobody else sees it. For the items
-// of a list this holds for setting their fields, as under upstream's cacher.
+// TestNothingAliasesTheCache: if a caller changes an object that it was given, nobody else sees the change. For the
+// items of a list this holds as long as the caller only sets fields of the items, as under upstream's cacher.
 func TestNothingAliasesTheCache(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -318,7 +319,7 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, "a/b", newStore(Cell{Cluster: "main"}, r).key("/pods/a/b").Name)
 }
 
-// FuzzKey: a path that a client makes up is refused, or its key is exactly that path's.
+// FuzzKey: a path that a client makes up is refused, or its key is exactly the key of that path.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"/pods/ns/a", "/pods//a", "/pods/a/b/c/", "/pods/../secrets/a", "pods/a", "/pods/*", "/pods/ns\x00/a"} {
 		f.Add(key, true)

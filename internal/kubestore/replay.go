@@ -16,9 +16,9 @@ import (
 // errAsked is the cause of the end of a replay that was asked to end.
 var errAsked = errors.New("the watch was asked to end")
 
-// replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If it is asked
-// to end earlier, the bookmark has the position that it has reached. Neither a slow reader nor a long search for the
-// next event delays the bookmark.
+// replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If the replay
+// is asked to end earlier, the bookmark has the position that the replay has reached. Neither a slow reader nor a long
+// search for the next event delays the bookmark.
 func (w *watcher) replay(ctx context.Context) error {
 	utilflowcontrol.WatchInitialized(ctx)
 	running, stop := context.WithCancelCause(ctx)
@@ -80,15 +80,15 @@ func (w *watcher) sendReplayed(ctx context.Context, seen *replayed, e eventlog.E
 	return nil
 }
 
-// replayed is the store for one replay. The object before an event is mostly the one that the replay saw last under the
-// key. The object before a key's first event is read from one view as of the revision where the replay began.
+// replayed is the store for one replay. The object before an event is mostly the object that the replay saw last under
+// the key. The object before a key's first event is read from one view as of the revision where the replay began.
 type replayed struct {
 	*store
 	keys projection.Keys
-	// from is the revision since which last has the newest event of each key.
+	// from is the revision since which 'last' has the newest event of each key.
 	from eventlog.Revision
 	last map[string]stored // no revision means that there is no object
-	// view is as of from. It is nil until it is needed.
+	// view is the view for the state at revision 'from'. It is nil until it is needed.
 	view *projection.View
 	held int64
 }
@@ -124,8 +124,8 @@ func (r *replayed) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.O
 // replayShare is the divisor for a replay's share of the budget.
 const replayShare = 8
 
-// keep records the object that the event has left. If the records get too large, the replay drops them all, and goes on
-// like one that began here.
+// keep records the object that the event has left. If the records get too large, the replay drops all of them, and
+// continues like a replay that begins here.
 func (r *replayed) keep(e *fanout.Event) {
 	if r.last == nil {
 		r.last = map[string]stored{}

@@ -39,7 +39,7 @@ type gap struct {
 	once   sync.Once
 	start  string
 	head   projection.Revision
-	// want is what a watch of the left side from start has seen live.
+	// want has the events that a watch of the left side from start has seen live.
 	want []string
 }
 
@@ -94,7 +94,7 @@ func (g *gap) watch(s *store, v *projection.View, selects storage.SelectionPredi
 	return &recorder{t: g.t, Interface: w}
 }
 
-// newGap relabels, deletes and creates again ten pods in turn. Each has 'bulk' random bytes in hex.
+// newGap relabels, deletes and creates again ten pods in turn. Each pod has 'bulk' random bytes in hex.
 func newGap(t *testing.T, rounds, bulk int) *gap {
 	t.Helper()
 	g := &gap{bed: newBed(t, eventlogtest.Start(t), memory.Strict(t))}
@@ -158,8 +158,8 @@ func newGap(t *testing.T, rounds, bulk int) *gap {
 	return g
 }
 
-// A watch of the past with a selection sees what a watch saw live. It costs a few passes over the archived events,
-// however many there are, and holds no more than its share of the budget.
+// A watch of the past with a selection sees the same events as a live watch. It costs a few passes over the archived
+// events, however many there are, and holds no more than its share of the budget.
 func TestAReplaySelectsInOnePass(t *testing.T) {
 	g := newGap(t, 20, 512)
 	want := append(g.want, fmt.Sprintf("BOOKMARK / %d", g.head), "closed true")
@@ -210,8 +210,8 @@ func TestAReplayThatHoldsTooMuch(t *testing.T) {
 	require.ErrorContains(t, err, projection.ErrTooMuch.Error())
 }
 
-// A watch of the past ends when it is asked to: with a bookmark at the position that it has reached, and no error. That
-// holds even if its reader is slow.
+// A watch of the past ends when it is asked to: with a bookmark at the position that it has reached, and no error. This
+// holds even if the watch's reader is slow.
 func TestAReplayEnds(t *testing.T) {
 	g := newGap(t, 4, 512)
 	s, v := g.past(64 << 20)

@@ -6,41 +6,41 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Request is what a context says of the request that it is of. It is a value: who changes it for a part of the request
-// puts it into the context of that part (In), and the others keep theirs. So a request through the loopback has what
-// its caller's has, but for what its own filters change.
+// Request holds the facts that a context has about its request. A Request is a value. Code that changes the Request for
+// one part of a request puts the changed value into the context of that part (In). The other parts keep the old value.
+// So a request through the loopback has the Request of its caller, except for the changes of its own filters.
 type Request struct {
-	// Author is whom appends name, nil for nobody.
+	// Author is the author that appends name, nil for none.
 	Author *eventlog.Author
-	// Controller is the controller of upstream's whose work a part of Logplane does, empty for none.
+	// Controller is upstream's controller whose work a part of Logplane does, empty for none.
 	Controller string
-	// Place is what the request holds while it is one of those that the process serves at once, nil for none.
-	Place Place
-	// End ends watches without an error once it is closed. Those that asked for bookmarks get a last one. A nil one is
-	// never closed.
+	// Seat is the request's slot among the requests that the process serves at once, nil for none.
+	Seat Seat
+	// End ends watches without an error once it is closed. Watches that asked for bookmarks get a last bookmark. A nil
+	// End ends no watch.
 	End <-chan struct{}
-	// Line leads from one watch to its client, nil if events have only the way through the watch.
-	Line Line
-	// Guarded says that an update, as a part of a transaction, is written even if it changes nothing. Only what is
-	// written is sure to be the same until the end, and somebody relies on that.
+	// WatchWriter writes the events of one watch to its client, nil if all events must go through the watch.
+	WatchWriter WatchWriter
+	// Guarded says that an update, as a part of a transaction, is written even if it changes nothing. Only an object
+	// that is written is sure to stay unchanged until the transaction ends, and the caller relies on this.
 	Guarded bool
 
-	// ids are those of appends, nil for an id of its own for each.
+	// ids are the ids of the request's appends. If ids is nil, each append gets an id of its own.
 	ids *requestIDs
-	// view is the newest that the request has used, nil for a request that asks the log each time.
+	// view is the newest view that the request has used, nil for a request that asks the log each time.
 	view *requestView
 	// transaction is the attempt of which the request is a part, nil for none.
 	transaction *Transaction
-	// writer counts the request for as long as it may write, nil if nobody counts.
+	// writer counts the request for as long as it may write, nil if the request is not counted.
 	writer *writer
 }
 
 type requestKey struct{}
 
-// none is the request of a context without one. Nobody writes to it.
+// none is the request of a context that has no Request. Nobody writes to it.
 var none Request
 
-// requestOf is RequestOf without a copy. Nobody may write to what it returns.
+// requestOf is RequestOf without a copy. Nobody may write to the returned Request.
 func requestOf(ctx context.Context) *Request {
 	if r, ok := ctx.Value(requestKey{}).(*Request); ok {
 		return r
@@ -48,7 +48,7 @@ func requestOf(ctx context.Context) *Request {
 	return &none
 }
 
-// RequestOf is the request of a context, with nothing in it if there is none.
+// RequestOf returns the request of a context, or an empty Request if the context has none.
 func RequestOf(ctx context.Context) Request { return *requestOf(ctx) }
 
 // In returns a context of the request.

@@ -12,7 +12,7 @@ type resumable[T any] struct {
 	// open begins the sequence after the last item that was read.
 	open func() iter.Seq2[T, error]
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	next func() (T, error, bool)
 	stop func()
 }
@@ -39,7 +39,7 @@ func (r *resumable[T]) read() (T, error, bool) { //nolint:staticcheck // as iter
 	return r.next()
 }
 
-// close ends the reading of the sequence. The next read restarts it.
+// close ends the reading of the sequence. The next read restarts the sequence.
 func (r *resumable[T]) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,10 +49,10 @@ func (r *resumable[T]) close() {
 	}
 }
 
-// heldFor is how long a scan is kept for a watch that waits. Restarting it costs a few blocks.
+// heldFor is how long a scan is kept for a watch that waits. Restarting the scan costs a few blocks.
 const heldFor = 20 * time.Millisecond
 
-// during calls wait, and closes the sequence if that takes longer than heldFor.
+// during calls wait, and closes the sequence if wait takes longer than heldFor.
 func (r *resumable[T]) during(wait func() error) error {
 	letGo := time.AfterFunc(heldFor, r.close)
 	defer letGo.Stop()

@@ -104,21 +104,21 @@ func TestSlowStarts(t *testing.T) {
 	}
 }
 
-// stateLine is a line to a client that is slow for some pieces of the state.
-type stateLine struct {
-	*nameForm
-	slow   int // the client is slow for one of so many pieces
-	pieces int
+// stateWriter writes to a client that is slow for some chunks of the state.
+type stateWriter struct {
+	*nameEncoding
+	slow   int // the client is slow for one chunk of so many
+	chunks int
 	names  string
 	events int
 }
 
-func (l *stateLine) Form() Form       { return l.nameForm }
-func (l *stateLine) Sends() bool      { return false }
-func (l *stateLine) Send([]byte) bool { return false }
+func (l *stateWriter) Encoding() Encoding { return l.nameEncoding }
+func (l *stateWriter) Sends() bool        { return false }
+func (l *stateWriter) Send([]byte) bool   { return false }
 
-func (l *stateLine) SendAll(frames []byte, events int) error {
-	if l.pieces++; l.pieces%l.slow == 0 {
+func (l *stateWriter) SendAll(frames []byte, events int) error {
+	if l.chunks++; l.chunks%l.slow == 0 {
 		time.Sleep(2 * heldFor)
 	}
 	l.names += string(frames)
@@ -126,26 +126,28 @@ func (l *stateLine) SendAll(frames []byte, events int) error {
 	return nil
 }
 
-// nameForm encodes an event as the object's name, and counts the encodings.
-type nameForm struct{ encoded atomic.Int32 }
+// nameEncoding encodes an event as the object's name, and counts the encodings.
+type nameEncoding struct{ encoded atomic.Int32 }
 
-func (*nameForm) Verbatim(context.Context) Append { return nil }
+func (*nameEncoding) Verbatim(context.Context) Append { return nil }
 
-func (f *nameForm) Name() string { return "names" }
+func (f *nameEncoding) Name() string { return "names" }
 
-func (f *nameForm) Chunk(t watch.EventType, o runtime.Object) ([]byte, error) { return f.Frame(t, o) }
+func (f *nameEncoding) Encode(t watch.EventType, o runtime.Object) ([]byte, error) {
+	return f.Frame(t, o)
+}
 
-func (f *nameForm) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
+func (f *nameEncoding) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 	f.encoded.Add(1)
 	return []byte(o.(*example.Pod).Name + " "), nil
 }
 
-// TestStateInPieces: a state that is sent over lines is encoded once for all watches, even if clients are so slow that
-// the scan is closed. A change makes one piece anew. The bookmark comes after the state.
-func TestStateInPieces(t *testing.T) {
+// TestStateInChunks: a state that is sent by watch writers is encoded once for all watches, even if clients are so slow
+// that the scan is closed. After a change only one chunk is made again. The bookmark comes after the state.
+func TestStateInChunks(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
-	const objects = 1000 // at least four pieces, however they are cut
+	const objects = 1000 // at least four chunks, however they are cut
 	want := ""
 	for n := range objects {
 		p := create(t, s, pod("ns", fmt.Sprintf("p%03d", n)))
@@ -154,30 +156,30 @@ func TestStateInPieces(t *testing.T) {
 			b.commit(t.Context())
 		}
 	}
-	form := &nameForm{}
+	encoding := &nameEncoding{}
 	selection := storage.Everything
 	selection.AllowWatchBookmarks = true
-	begin := func(slow int) (pieces int) {
+	begin := func(slow int) (chunks int) {
 		t.Helper()
-		line := &stateLine{nameForm: form, slow: slow}
-		ctx := withLine(withEnd(t.Context(), make(chan struct{})), line)
+		writer := &stateWriter{nameEncoding: encoding, slow: slow}
+		ctx := withWatchWriter(withEnd(t.Context(), make(chan struct{})), writer)
 		w, err := s.Watch(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: selection, SendInitialEvents: new(true)})
 		require.NoError(t, err)
 		defer w.Stop()
 		e := <-w.ResultChan()
 		require.Equal(t, watch.Bookmark, e.Type)
-		require.Equal(t, want, line.names)
-		require.Equal(t, objects, line.events)
-		return line.pieces
+		require.Equal(t, want, writer.names)
+		require.Equal(t, objects, writer.events)
+		return writer.chunks
 	}
-	pieces := begin(math.MaxInt)
-	require.Greater(t, pieces, 3)
-	require.EqualValues(t, objects, form.encoded.Load())
-	require.Equal(t, pieces, begin(2))
-	require.EqualValues(t, objects, form.encoded.Load(), "all pieces were kept")
+	chunks := begin(math.MaxInt)
+	require.Greater(t, chunks, 3)
+	require.EqualValues(t, objects, encoding.encoded.Load())
+	require.Equal(t, chunks, begin(2))
+	require.EqualValues(t, objects, encoding.encoded.Load(), "all chunks were kept")
 	_, err := relabel(t.Context(), s, keyOf(pod("ns", "p123")), "n", "1")
 	require.NoError(t, err)
-	require.Equal(t, pieces, begin(3))
-	require.LessOrEqual(t, form.encoded.Load(), int32(objects+mostItems), "one piece, which may be the largest")
-	require.Greater(t, form.encoded.Load(), int32(objects))
+	require.Equal(t, chunks, begin(3))
+	require.LessOrEqual(t, encoding.encoded.Load(), int32(objects+mostItems), "one chunk, which may be the largest")
+	require.Greater(t, encoding.encoded.Load(), int32(objects))
 }

@@ -69,8 +69,8 @@ func selected(t testing.TB, s storage.Interface, opts storage.ListOptions) *core
 	return list
 }
 
-// manyPods returns a bucket whose snapshot has n Pods of about so many bytes, in namespaces of 1,000. Each of n/100
-// nodes has a hundred of them, scattered among the names.
+// manyPods returns a bucket whose snapshot has n Pods of about the given number of bytes each, in namespaces of 1,000
+// Pods. Each of n/100 nodes has a hundred Pods, scattered among the names.
 func manyPods(b testing.TB, n, bytes int) (*eventlog.Log, *bucket.Counted) {
 	log := eventlogtest.Open(b, eventlog.Config{Conn: eventlogtest.Start(b), InMemory: true})
 	counted := bucket.Count(memory.New())
@@ -128,8 +128,8 @@ func somePod(random *rand.Rand, i, n, bytes int) *corev1.Pod {
 	}
 }
 
-// tellFactsApart sets a seed for which all facts differ in their hashes: those in manyPods, and those that a test looks
-// for in vain. With most seeds some hashes are equal, and then a list reads a block for nothing.
+// tellFactsApart sets a seed for which all facts differ in their hashes: the facts in manyPods, and the facts that a
+// test looks for in vain. With most seeds some hashes are equal, and then a list reads a block that it does not need.
 func tellFactsApart(n, bytes int) {
 	type named struct {
 		what        byte
@@ -302,7 +302,8 @@ func beginsWithTheState(t *testing.T, s *store, p storage.SelectionPredicate) {
 	require.Equal(t, watch.Bookmark, (<-w.ResultChan()).Type)
 }
 
-// TestFactsThatNobodyCanTell: there are no facts of objects that cannot be read or whose content must not be kept.
+// TestFactsThatNobodyCanTell: no facts are kept of objects that cannot be read, nor of objects whose content must not
+// be kept.
 func TestFactsThatNobodyCanTell(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, corePods())
@@ -319,8 +320,7 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	for range 3 {
 		opts := storage.ListOptions{Recursive: true, Predicate: selecting(t, "x=y", "")}
 		err := s.GetList(t.Context(), "/pods", opts, &corev1.PodList{})
-		var corrupt *corruptError
-		require.ErrorAs(t, err, &corrupt)
+		require.ErrorContains(t, causesOf(t, err), "/pods/ns/b")
 	}
 
 	predicate := selecting(t, "x=y", "spec.nodeName=n")
@@ -344,8 +344,8 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	require.False(t, ok, "a conversion may change labels")
 }
 
-// BenchmarkSelect lists by a label that no Pod has, by one node again and again, and by one node after the other. The
-// process's cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS is the number of Pods.
+// BenchmarkSelect lists by a label that no Pod has, by one node many times, and by each node in turn. The process's
+// cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS is the number of Pods.
 func BenchmarkSelect(b *testing.B) {
 	n, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_OBJECTS"))
 	if err != nil {

@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// Size returns how much memory a decoded object takes. That depends far more on the object's structure than on its
-// encoded size: a text takes about its own length, many small fields take twenty times theirs. So Size walks the
-// object, which costs a fraction of decoding it.
+// Size returns how much memory a decoded object takes. That memory depends far more on the object's structure than on
+// its encoded size: a text takes about its own length, many small fields take twenty times their encoded length. So
+// Size walks the object. Walking an object costs a fraction of decoding it.
 func Size(object any) int64 { return beyond(reflect.ValueOf(object)) }
 
-// Sizes are rounded up to granules. The allocator rounds them up to its size classes, which wastes an eighth at most.
+// Sizes are rounded up to granules. The allocator rounds sizes up to its size classes. This rounding wastes an eighth
+// at most.
 const granule = 16
 
 func allocated(bytes uintptr) int64 { return int64((bytes + granule - 1) &^ (granule - 1)) }
@@ -59,8 +60,8 @@ func beyond(v reflect.Value) (bytes int64) {
 	return bytes
 }
 
-// boxed returns the memory of a value in an interface. The interface refers to it, except that a pointer or a map is
-// held directly.
+// boxed returns the memory of a value in an interface. The interface refers to the value, except that a pointer or a
+// map is held directly.
 func boxed(v reflect.Value) int64 {
 	if v.Kind() == reflect.Pointer || v.Kind() == reflect.Map {
 		return beyond(v)

@@ -14,29 +14,30 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
+// transactionTries bounds how often a transaction is computed. Each computation takes as long as all requests of the
+// transaction.
 const transactionTries = 5
 
-// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes them.
-// So the transaction writes at most half as many bytes. Even a patch of a few bytes decodes and encodes a whole object,
-// which takes a tenth of a microsecond or two for each byte.
+// transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes these
+// objects. So the transaction writes at most half as many bytes. Even a patch of a few bytes decodes and encodes a
+// whole object. For each byte of the object this takes one or two tenths of a microsecond.
 const transactionWork = 32 << 20
 
 // heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more bytes waits
-// for a turn.
+// for a heavy seat.
 const heavyWrite = 256 << 10
 
 // Transaction is one attempt to append the writes of several requests together. In its context, every write of a store
 // is kept until the end, and every read shows the earlier writes of the same attempt. This includes claims and writes
-// beside objects: if one quota limits two objects, the second is charged after the first.
+// alongside objects: if one quota limits two objects, the second is charged after the first.
 type Transaction struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	pending *projection.Pending
 	// dry says that nothing will be appended.
 	dry bool
 	// ended says that nothing may be written any more.
 	ended bool
-	// lost says that a part could not be computed, because the state that it is computed from is no longer there.
+	// lost says that a part could not be computed, because the state from which it is computed can no longer be read.
 	lost bool
 	// last is the provisional revision of the last write.
 	last eventlog.Revision
@@ -44,7 +45,7 @@ type Transaction struct {
 	work int
 }
 
-// transactionOf returns the context's transaction, or nil outside of one.
+// transactionOf returns the context's transaction, or nil outside of a transaction.
 func transactionOf(ctx context.Context) *Transaction {
 	return requestOf(ctx).transaction
 }
@@ -63,19 +64,19 @@ var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the tr
 // Transactions runs the transactions of one process. It is safe for concurrent use.
 type Transactions struct {
 	Cell
-	// Decides returns the rows that decide about a write of the key without being written. Such a row may be gone when
-	// a long transaction ends.
+	// Decides returns the rows that decide about a write of the key without being written. Such a row may have been
+	// deleted by the time that a long transaction ends.
 	Decides func(eventlog.Key) []projection.Keys
 
 	turns turns
 }
 
-// Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
+// Run runs compute, and appends in one batch everything that was written with compute's context. It returns the attempt
 // that succeeded, and the revision of the batch's last event, or 0 if there was nothing to append.
 //
 // If another write of one of the keys came first, Run computes everything again. Transactions that have lost in one
 // namespace take turns, as other writes do. If compute fails, Run returns its error and writes nothing. A dry run
-// appends nothing: its parts see each other, and nobody else sees them.
+// appends nothing: its parts see each other's writes, and nobody else sees these writes.
 func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
 	var turn chan struct{}
 	defer func() {
@@ -120,8 +121,9 @@ func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.
 	return nil, 0, Answer(ctx, err)
 }
 
-// turn waits for the turn among the transactions that lost in the same namespace, or to the same object if it has no
-// namespace. A transaction that has not lost to another write does not wait.
+// turn waits for a transaction's turn among the transactions that lost in the same namespace. If the object to which
+// the transaction lost has no namespace, the turn is among the transactions that lost to that object. A transaction
+// that has not lost to another write does not wait.
 func (ts *Transactions) turn(ctx context.Context, pending *projection.Pending) (chan struct{}, error) {
 	v, err := ts.latest(ctx)
 	if err != nil {
@@ -134,8 +136,8 @@ func (ts *Transactions) turn(ctx context.Context, pending *projection.Pending) (
 	return ts.turns.take(ctx, cmp.Or(to.Namespace, to.RowKey())), nil
 }
 
-// append appends what a transaction has written. As with any write, the view that decided about the writes may be no
-// older than Staleness.
+// append appends the writes of a transaction. As with any write, the view that decided about the writes may be no older
+// than Staleness.
 func (ts *Transactions) append(ctx context.Context, pending *projection.Pending) (eventlog.Revision, error) {
 	if pending.Len() > 0 && pending.Base().Age() >= Staleness {
 		v, err := ts.latest(ctx)
@@ -177,8 +179,8 @@ func (t *Transaction) view() *projection.View {
 	return t.pending.View()
 }
 
-// compute is store.compute in a transaction. Only the transaction itself sees what it writes, so its writes cannot lose
-// to another writer here.
+// compute is store.compute in a transaction. Only the transaction itself sees its writes, so its writes cannot lose to
+// another writer here.
 func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	rev, err := try(t.view())
 	if lost(err) {
@@ -187,8 +189,8 @@ func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, err
 	return rev, err
 }
 
-// spend counts bytes of objects that a write is about to decode and encode. The request waits for its turn if these
-// bytes are many, or in a transaction those of all its writes so far.
+// spend counts bytes of objects that a write is about to decode and encode. The request waits for a heavy seat if these
+// bytes are many. In a transaction the bytes of all its writes so far count.
 func spend(ctx context.Context, bytes int) error {
 	if t := transactionOf(ctx); t != nil {
 		t.mu.Lock()
@@ -201,21 +203,21 @@ func spend(ctx context.Context, bytes int) error {
 			"of which it may do %d, whether or not it changes them: send fewer operations at once", bytes, transactionWork))
 	}
 	if bytes > heavyWrite {
-		return TakeTurn(ctx)
+		return TakeHeavySeat(ctx)
 	}
 	return nil
 }
 
 // Half says that the transaction has done half of the work that it may do. A caller that can continue in another
-// transaction should.
+// transaction should do so.
 func (t *Transaction) Half() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.work > transactionWork/2
 }
 
-// Lose says that the state that the attempt is computed from is no longer there, so that all of it must be computed
-// again.
+// Lose says that the state from which the attempt is computed can no longer be read, so that the whole attempt must be
+// computed again.
 func (t *Transaction) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -235,13 +237,13 @@ func (t *Transaction) add(ctx context.Context, writes []projection.Write) (event
 	}
 	if n := t.pending.Len(); n > eventlog.MaxBatch {
 		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, "+
-			"those included that are written beside objects: %w", n, eventlog.MaxBatch, eventlog.ErrTooLarge)
+			"those included that are written alongside objects: %w", n, eventlog.MaxBatch, eventlog.ErrTooLarge)
 	}
 	t.last = rev
 	return rev, nil
 }
 
-// mayCreate refuses to create an object in the place of one that the transaction has deleted. A batch has at most one
+// mayCreate refuses to create an object in place of an object that the transaction has deleted. A batch has at most one
 // event of a key, and an update cannot give an object a new identity.
 func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
 	if t == nil || !creates {
@@ -259,14 +261,14 @@ func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
 	return refused
 }
 
-// Last returns the provisional revision of the last write, or 0 if there is none.
+// Last returns the provisional revision of the last write, or 0 if there is no write.
 func (t *Transaction) Last() eventlog.Revision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last
 }
 
-// Appended turns a provisional revision into that of the event that was appended, once Run has returned. It returns 0
+// Appended turns a provisional revision into the revision of the appended event, once Run has returned. It returns 0
 // for an object that the transaction both created and deleted. A revision that is not provisional is returned as it is.
 func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
 	return t.pending.Appended(rev)

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// versioner is upstream's, with one difference. If an object's `metadata.resourceVersion` is not a number, the error
-// says that the object is invalid. Upstream returns an internal error, although the value comes from the client of an
-// update.
+// versioner is upstream's versioner with one difference. If an object's `metadata.resourceVersion` is not a number, the
+// error says that the object is invalid. Upstream returns an internal error, although the value comes from the client
+// of an update.
 type versioner struct {
 	storage.APIObjectVersioner
 	resource schema.GroupResource

@@ -13,14 +13,14 @@ import (
 // requestView is the newest view that one request has used. A request reads its own writes: after a write, it needs a
 // view that includes the write.
 type requestView struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	view  *projection.View
 	wrote eventlog.Revision
 	// open counts the appends that were begun and may have written something.
 	open int
 	// past says that the request reads the view and nothing newer.
 	past bool
-	// unread is why the request cannot be served.
+	// unread is the reason why the request cannot be served.
 	unread error
 }
 
@@ -39,13 +39,13 @@ func WithView(ctx context.Context, v *projection.View) context.Context {
 	return withView(ctx, &requestView{view: v})
 }
 
-// WithoutView returns a context of a request that keeps no view: it asks the log each time.
+// WithoutView returns a context of a request that keeps no view: the request asks the log each time.
 func WithoutView(ctx context.Context) context.Context {
 	return withView(ctx, nil)
 }
 
-// WithPast returns a context for a request that reads the past: its head is the view's revision, whatever revision it
-// asks for.
+// WithPast returns a context for a request that reads the past: the request's head is the view's revision, whatever
+// revision the request asks for.
 func WithPast(ctx context.Context, v *projection.View) context.Context {
 	return withView(ctx, &requestView{view: v, past: true})
 }
@@ -59,7 +59,7 @@ func PastFrom(ctx context.Context) *projection.View {
 	return r.view // never changes
 }
 
-// pinned returns the view of a request that reads nothing newer: that of its moment in the past, or that of its
+// pinned returns the view of a request that reads nothing newer: the view of its moment in the past, or the view of its
 // transaction. For any other request it returns nil.
 func pinned(ctx context.Context) *projection.View {
 	if t := transactionOf(ctx); t != nil {
@@ -68,8 +68,8 @@ func pinned(ctx context.Context) *projection.View {
 	return PastFrom(ctx)
 }
 
-// ViewFrom returns the newest view that the context's request has used, or nil if it has used none. The view may be
-// older than the request's last write.
+// ViewFrom returns the newest view that the context's request has used, or nil if the request has used no view. The
+// view may be older than the request's last write.
 func ViewFrom(ctx context.Context) *projection.View {
 	if t := transactionOf(ctx); t != nil {
 		return t.view()
@@ -84,13 +84,13 @@ func ViewFrom(ctx context.Context) *projection.View {
 }
 
 // Consistent returns a view that includes every write acknowledged before the context's request began, and the
-// request's own writes. It is the request's view, or else what Projection.Latest returns.
+// request's own writes. The result is the request's view, or else the view that Projection.Latest returns.
 func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
 	v, _, err := c.consistent(ctx)
 	return v, err
 }
 
-// consistent also says whether the view is fresh, as opposed to one from the request's start.
+// consistent also says whether the view is fresh, as opposed to a view from the request's start.
 func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	if t := transactionOf(ctx); t != nil {
 		return t.view(), true, nil
@@ -108,12 +108,13 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
-// Staleness bounds the age of the view that a write starts from, and of the view that decides about it when it is
-// appended. So once a namespace terminates, a write that does not see that yet is decided within this time.
+// Staleness bounds the age of the view from which a write starts, and of the view that decides about the write when it
+// is appended. So once a namespace terminates, a write that does not see the termination yet is decided within
+// Staleness.
 const Staleness = time.Second
 
-// recent is consistent, but the view is no older than Staleness. Only a slow request has an older view, such as one
-// that has waited for a webhook.
+// recent is like consistent, but its view is no older than Staleness. Only a slow request has an older view, such as a
+// request that has waited for a webhook.
 func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	v, fresh, err = c.consistent(ctx)
 	if err != nil || fresh || v.Age() < Staleness {
@@ -124,8 +125,8 @@ func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err e
 }
 
 // latest catches up with the log, and updates the request's view. Projection.Latest may do more than read: when the
-// tail has grown far too long, one request of the process commits the snapshot and purges the log, even if it is a GET.
-// That takes 5 s at most.
+// tail has grown far too long, one request of the process commits the snapshot and purges the log. That request may be
+// a GET. The commit and the purge take 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	if v := pinned(ctx); v != nil {
 		return v, nil
@@ -146,11 +147,11 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 }
 
 // reachable is how far beyond the head a revision may be for a request to wait for it. The projection waits for 3 s. A
-// revision further away would come in that time only if ten thousand events were appended each second.
+// revision further away would come within the 3 s only if ten thousand events were appended each second.
 const reachable = 30_000
 
 // AtLeast returns a view not older than the revision. It waits a short while for a revision that may still come.
-// Meanwhile the request gives up its place.
+// Meanwhile the request gives up its seat.
 func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v := ViewFrom(ctx)
 	if v != nil && (v.Revision() >= rev || transactionOf(ctx) != nil) {
@@ -171,9 +172,9 @@ func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 		}
 	}
 	if rev-v.Revision() > reachable {
-		return nil, c.FutureError(ctx, projection.ErrFuture, rev)
+		return nil, c.RevisionError(ctx, projection.ErrFuture, rev)
 	}
-	err := WithoutPlace(ctx, func() (err error) {
+	err := WithoutSeat(ctx, func() (err error) {
 		v, err = c.await(ctx, rev)
 		return err
 	})
@@ -184,7 +185,7 @@ func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v, err := c.Projection.AtLeast(ctx, rev)
 	if err != nil {
-		return nil, c.FutureError(ctx, err, rev)
+		return nil, c.RevisionError(ctx, err, rev)
 	}
 	return v, nil
 }
@@ -247,7 +248,7 @@ func (r *requestView) hasWritten() bool {
 	return r.wrote > 0
 }
 
-// release drops the request's view. Otherwise a watch would keep it in memory for as long as it runs.
+// release drops the request's view. Otherwise a watch would keep the view in memory for as long as the watch runs.
 func release(ctx context.Context) {
 	r := requestViewOf(ctx)
 	if r != nil && !r.past {

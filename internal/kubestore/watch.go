@@ -27,18 +27,16 @@ const (
 	// bufferedEvents is how many events may wait for the reader of a watch.
 	bufferedEvents = 16
 	// bufferedBytes is how many bytes of stored values the waiting events may have together. A single event may have
-	// more. Decoded, a value takes several times as many.
+	// more. A decoded value takes several times as many bytes.
 	bufferedBytes = 64 << 10
-	// progressInterval is how often an internal watch (the cacher's) is told the head.
-	progressInterval = 5 * time.Second
-	// bookmarkInterval is the same for clients' watches. The last bookmark comes bookmarkBeforeEnd before the request
-	// ends.
+	// bookmarkInterval is how often a watch that wants bookmarks is told the head. The last bookmark comes
+	// bookmarkBeforeEnd before the request ends.
 	bookmarkInterval  = time.Minute
 	bookmarkBeforeEnd = 2 * time.Second
 )
 
-// Watch implements storage.Interface. With a revision it delivers every matching change after the revision. Without
-// one, or with '0', it delivers the state first. A watch from a revision below the floor ends with an ERROR event,
+// Watch implements storage.Interface. With a revision it delivers every matching change after the revision. Without a
+// revision, or with '0', it delivers the state first. A watch from a revision below the floor ends with an ERROR event,
 // reason Expired.
 func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	path, err := s.path(key, opts.Recursive)
@@ -52,9 +50,6 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	past := PastFrom(ctx)
 	if s.Feed == nil && past == nil {
 		return nil, apierrors.NewMethodNotSupported(s.GroupResource, "watch")
-	}
-	if opts.ProgressNotify && s.NewFunc == nil {
-		return nil, apierrors.NewInternalError(errors.New("progressNotify for watch is unsupported because no newFunc was provided"))
 	}
 	w := &watcher{
 		store: s, opts: opts, keys: s.keys(path, opts.Recursive), position: eventlog.Revision(rev),
@@ -77,25 +72,25 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
 		w.selects = &w.opts.Predicate
 	}
-	w.line = requestOf(ctx).Line
-	w.sends = w.line != nil && w.line.Sends()
+	w.writer = requestOf(ctx).WatchWriter
+	w.sends = w.writer != nil && w.writer.Sends()
 	return w, w.begin(ctx)
 }
 
-// begin starts the watch. If its request is of the past, so is the watch.
+// begin starts the watch. If the request is of the past, the watch is of the past too.
 func (w *watcher) begin(ctx context.Context) error {
 	w.past = PastFrom(ctx)
 	if w.past != nil && w.position > w.past.Revision() {
 		return afterMoment(w.position, w.past.Revision())
 	}
-	w.end = EndOf(ctx)
+	w.end = requestOf(ctx).End
 	w.encodes = w.end != nil // other readers read on at once
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return nil
 }
 
-// EventWatch is a watch of the log's events as such, for objects of any kind.
+// EventWatch is a watch of the log's events themselves, for objects of any kind.
 type EventWatch struct {
 	Cell
 	schema.GroupResource // which is watched
@@ -122,16 +117,6 @@ func (e EventWatch) Start(ctx context.Context) (watch.Interface, error) {
 
 func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.WatchList) }
 
-// RequestWatchProgress implements storage.Interface. The cacher's watch gets a bookmark as soon as the feed has reached
-// the head that this process knows.
-func (s *store) RequestWatchProgress(context.Context) error {
-	v := s.Projection.Current()
-	if s.Feed != nil && v != nil {
-		s.Feed.RequestProgress(s.rowKey(s.Prefix+"/"), v.Revision())
-	}
-	return nil
-}
-
 // watcher is one watch.Interface. Its goroutine ends when Stop is called or the request ends.
 type watcher struct {
 	*store
@@ -143,14 +128,14 @@ type watcher struct {
 	// position is a revision up to which every matching change was sent.
 	position eventlog.Revision
 	results  chan watch.Event
-	// waiting is how many bytes of stored values wait in results, or more.
+	// waiting is an upper bound of the bytes of stored values that wait in results.
 	waiting int
 	// encodes says that the reader encodes each object for a client, which may be slow.
 	encodes bool
-	// line leads to that client. It is nil if all events must go through results. Sends says that changes may use the
-	// line.
-	line  Line
-	sends bool
+	// writer writes to the client. It is nil if all events must go through results. Sends says that changes may use the
+	// writer.
+	writer WatchWriter
+	sends  bool
 	// latest is the receipt of the newest event in results. It is nil if that event has no receipt.
 	latest *fanout.Receipt
 	cancel context.CancelFunc
@@ -160,7 +145,8 @@ type watcher struct {
 	past *projection.View
 	// bookmark is when the next bookmark is due.
 	bookmark time.Time
-	// end asks for a last bookmark and an end without an error. Once it has been received, it is nil and ending is set.
+	// end asks for a last bookmark and an end without an error. Once the watch has received from end, end is nil and
+	// ending is set.
 	end    <-chan struct{}
 	ending bool
 }
@@ -200,8 +186,8 @@ const rejoinAttempts = 24
 // never returns nil.
 //
 // A request that a log, a bucket or a key service refuses once may succeed the next time. The watch knows its position,
-// so it joins again. If that does not help it ends without an error event: after an error event client-go lists, after
-// a mere end it continues from its last revision.
+// so the watch joins again. If joining does not help, the watch ends without an error event. After an error event
+// client-go lists; after an end without an error event, client-go continues from its last revision.
 func (w *watcher) stream(ctx context.Context) error {
 	if w.initial {
 		if err := w.sendState(ctx); err != nil {
@@ -268,10 +254,10 @@ func sealed(err error) bool {
 	return errors.As(err, &corrupt) && corrupt.sealed
 }
 
-// stateTurn is how long a watch reads its state before it lets other requests have its place.
-const stateTurn = 100 * time.Millisecond
+// stateTime is how long a watch reads its state before it lets other requests have its seat.
+const stateTime = 100 * time.Millisecond
 
-// sendState sends all matching objects as of one revision. Then the watch goes on from that revision.
+// sendState sends all matching objects as of one revision. Then the watch continues from that revision.
 func (w *watcher) sendState(ctx context.Context) error {
 	v, err := w.viewFor(ctx, w.opts.ResourceVersion)
 	if err != nil {
@@ -282,8 +268,8 @@ func (w *watcher) sendState(ctx context.Context) error {
 	if err != nil {
 		return Answer(ctx, err)
 	}
-	if w.line != nil && w.selects == nil && w.opts.Recursive && w.keepsPieces() {
-		err = w.sendPieces(ctx, v)
+	if w.writer != nil && w.selects == nil && w.opts.Recursive && w.keepsChunks() {
+		err = w.sendChunks(ctx, v)
 	} else {
 		err = w.sendRows(ctx, v)
 	}
@@ -293,8 +279,8 @@ func (w *watcher) sendState(ctx context.Context) error {
 	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
 }
 
-// again calls read again after a failure that may pass. Read continues after what was read before, and returns whether
-// it made progress.
+// again repeats the call of read after a failure that may pass. The function read continues after the items that were
+// read before, and returns whether it made progress.
 func again(ctx context.Context, read func() (bool, error)) error {
 	for failures := 0; ; {
 		further, err := read()
@@ -314,44 +300,44 @@ func again(ctx context.Context, read func() (bool, error)) error {
 	}
 }
 
-// sendPieces sends all objects of a view over the line, in pieces of neighbouring objects. As in a list, a piece is
-// cached until one of its objects changes, so many informers that start together cost as much as one.
-func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
+// sendChunks sends all objects of a view by the watch writer, in chunks of neighbouring objects. As in a list, a chunk
+// is cached until one of its objects changes, so many informers that start together cost as much as one informer.
+func (w *watcher) sendChunks(ctx context.Context, v *projection.View) error {
 	list := w.NewListFunc()
 	items, err := itemsOf(list)
 	if err != nil {
 		return err
 	}
-	form := w.line.Form()
-	kept := &Pieces{Form: form.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) { return addedIn(form, list) }}
-	if add := form.Verbatim(ctx); add != nil {
-		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Piece { return addedVerbatim(add, items) }
+	encoding := w.writer.Encoding()
+	kept := &Chunks{Encoding: encoding.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Chunk, error) { return addedIn(encoding, list) }}
+	if add := encoding.Verbatim(ctx); add != nil {
+		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Chunk { return addedVerbatim(add, items) }
 	}
 	l := w.listing(span{view: v, at: w.position, keys: w.keys}, storage.ListOptions{Predicate: storage.Everything}, list, items)
 	sent := *l
 	return again(ctx, func() (further bool, err error) {
 		*l = sent
-		pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
+		chunks := &resumable[Chunk]{open: func() iter.Seq2[Chunk, error] {
 			l.keys.Start = max(l.keys.Start, l.last+"\x00")
-			return l.pieces(ctx, kept)
+			return l.chunks(ctx, kept)
 		}}
-		err = w.sendEach(ctx, pieces, func() { sent, further = *l, true })
+		err = w.sendEach(ctx, chunks, func() { sent, further = *l, true })
 		return further, err
 	})
 }
 
-// sendEach sends pieces, and calls before for each of them.
-func (w *watcher) sendEach(ctx context.Context, pieces *resumable[Piece], before func()) error {
-	for piece, err := range pieces.all() {
+// sendEach sends chunks, and calls 'before' for each chunk.
+func (w *watcher) sendEach(ctx context.Context, chunks *resumable[Chunk], before func()) error {
+	for chunk, err := range chunks.all() {
 		if err != nil {
 			return err
 		}
 		before()
-		added := piece.(added)
-		err := pieces.during(func() error { // no request waits for a place because this client is slow
-			return WithoutPlace(ctx, func() error {
-				if w.line.SendAll(added.frames, added.count) != nil {
-					return errEnded // nothing may follow a piece that was not sent whole
+		added := chunk.(added)
+		err := chunks.during(func() error { // no request waits for a seat because this client is slow
+			return WithoutSeat(ctx, func() error {
+				if w.writer.SendAll(added.frames, added.count) != nil {
+					return errEnded // nothing may follow a chunk that was not sent whole
 				}
 				return nil
 			})
@@ -369,19 +355,16 @@ type added struct {
 	count  int
 }
 
-// Bytes implements Piece.
+// Bytes implements Chunk.
 func (a added) Bytes() int { return cap(a.frames) }
 
-// Size implements Piece.
+// Size implements Chunk.
 func (a added) Size() (count, length int) { return a.count, len(a.frames) }
 
-// Denser implements Piece. The state is read by watches that start together, and rarely later.
-func (added) Denser() Piece { return nil }
-
-func addedIn(form Form, list runtime.Object) (Piece, error) {
+func addedIn(encoding Encoding, list runtime.Object) (Chunk, error) {
 	var a added
 	err := meta.EachListItem(list, func(object runtime.Object) error {
-		frame, err := form.Frame(watch.Added, object.DeepCopyObject())
+		frame, err := encoding.Frame(watch.Added, object.DeepCopyObject())
 		a.frames = append(a.frames, frame...)
 		a.count++
 		return err
@@ -391,7 +374,7 @@ func addedIn(form Form, list runtime.Object) (Piece, error) {
 }
 
 // addedVerbatim returns nil if any of the items must be decoded.
-func addedVerbatim(add Append, items []projection.Row) Piece {
+func addedVerbatim(add Append, items []projection.Row) Chunk {
 	frames := add.All(nil, items, nil)
 	if frames == nil {
 		return nil
@@ -399,7 +382,7 @@ func addedVerbatim(add Append, items []projection.Row) Piece {
 	return added{slices.Clone(frames), len(items)}
 }
 
-// sendRows sends the objects of a view that match, one by one.
+// sendRows sends the matching objects of a view, one by one.
 func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	var judge *judge
 	if !w.unstructured { // a custom resource is decoded here to the codec's version
@@ -413,9 +396,9 @@ func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	})
 }
 
-// sendFrom is sendRows from a key on. It moves the key behind the objects that it has sent.
+// sendFrom is sendRows from a key on. It moves the key 'from' behind the objects that it has sent.
 func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string, judge *judge) error {
-	next, turn := *from, time.Time{}
+	next, began := *from, time.Time{}
 	rows := &resumable[projection.Row]{open: func() iter.Seq2[projection.Row, error] {
 		return v.Select(ctx, next, w.keys.End, w.position, judge.wanted())
 	}}
@@ -426,13 +409,13 @@ func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string
 		}
 		next = row.Key + "\x00"
 		switch {
-		case turn.IsZero(): // restarting the scan may have taken longer than a turn
-			turn = time.Now()
-		case time.Since(turn) > stateTurn:
-			if err := rows.during(func() error { return yieldPlace(ctx) }); err != nil {
+		case began.IsZero(): // restarting the scan may have taken longer than stateTime
+			began = time.Now()
+		case time.Since(began) > stateTime:
+			if err := rows.during(func() error { return yieldSeat(ctx) }); err != nil {
 				return err
 			}
-			turn = time.Time{}
+			began = time.Time{}
 		}
 		if w.foreign(row.ContentType) {
 			continue
@@ -456,11 +439,11 @@ func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string
 		added, size := watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}, len(data)
 		if w.room(size) {
 			err = w.send(ctx, added, size)
-		} else { // no request waits for a place because this reader is slow
+		} else { // no request waits for a seat because this reader is slow
 			err = rows.during(func() error {
-				return WithoutPlace(ctx, func() error { return w.send(ctx, added, size) })
+				return WithoutSeat(ctx, func() error { return w.send(ctx, added, size) })
 			})
-			turn = time.Time{}
+			began = time.Time{}
 		}
 		if err != nil {
 			return err

@@ -75,8 +75,8 @@ func (r *recorder) receive() string {
 	return ""
 }
 
-// expect compares events as they come. The first wrong event fails the test, before it waits for one that may never
-// come.
+// expect compares events as they come. The first wrong event fails the test, before expect waits for an event that may
+// never come.
 func (r *recorder) expect(want ...string) {
 	r.t.Helper()
 	for i, event := range want {
@@ -85,7 +85,7 @@ func (r *recorder) expect(want ...string) {
 	}
 }
 
-// history makes random changes to a few new pods and returns the events that a watch of all of them must see.
+// history makes random changes to a few new pods and returns the events that a watch of all these pods must see.
 func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step func(context.Context), prefix string) (events []string) {
 	t.Helper()
 	exists := map[string]bool{}
@@ -111,8 +111,8 @@ func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step 
 	return events
 }
 
-// TestWatchResumes: a watch that is cut off and resumed at random, each time on another process, sees every change once
-// and in order (rows 11 and 20, invariant 8), while the log is committed and purged.
+// TestWatchResumes: a watch is cut off at random moments and always resumed on another process, while events are
+// committed and the log is purged. The watch sees every change once and in order (rows 11 and 20, invariant 8).
 func TestWatchResumes(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -154,7 +154,8 @@ func TestSlowWatchRejoins(t *testing.T) {
 	slow.expect(events...)
 }
 
-// TestWatchExpires: a watch from a revision below the floor ends with 410. One from a future revision waits for it.
+// TestWatchExpires: a watch from a revision below the floor ends with 410. A watch from a future revision waits for
+// that revision.
 func TestWatchExpires(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -227,23 +228,6 @@ func TestWatchWithoutFeed(t *testing.T) {
 	c.Feed = nil
 	_, err := New(c, pods(nil)).Watch(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
 	require.True(t, apierrors.IsMethodNotSupported(err), "%v", err)
-	require.NoError(t, New(c, pods(nil)).RequestWatchProgress(t.Context()))
-}
-
-// TestRequestWatchProgress: the cacher's watch gets a head that an event of another resource made.
-func TestRequestWatchProgress(t *testing.T) {
-	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
-	s := newStore(b.Cell, pods(nil))
-	start, err := s.GetCurrentResourceVersion(t.Context())
-	require.NoError(t, err)
-	internal := record(t, s, storage.ListOptions{ResourceVersion: fmt.Sprint(start), ProgressNotify: true})
-	p := create(t, s, pod("ns", "a"))
-	require.Equal(t, "ADDED ns/a "+p.ResourceVersion, internal.next())
-	b.barrier()
-	head, err := s.GetCurrentResourceVersion(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, s.RequestWatchProgress(t.Context()))
-	require.Equal(t, fmt.Sprintf("BOOKMARK / %d", head), internal.next())
 }
 
 // TestWatchEndsWithFeed: when the process stops following the log, its watches are closed and do not wait for ever.
@@ -264,8 +248,8 @@ func TestWatchEndsWithFeed(t *testing.T) {
 	require.Equal(t, "closed true", watchFrom(t, s, p.ResourceVersion).next())
 }
 
-// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again loses and repeats
-// nothing, while another process purges the log.
+// TestWatchOverBrokenConnection: a process's connection to the log breaks again and again while another process purges
+// the log. The process's watch neither loses nor repeats an event.
 func TestWatchOverBrokenConnection(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))

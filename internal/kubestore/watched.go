@@ -42,7 +42,7 @@ func (s *store) CachedBefore(e *fanout.Event) runtime.Object {
 func (s *store) FieldValue(field string, o runtime.Object) string { return s.Indexers[field](o) }
 
 // indexFor returns an index for watches with the predicate, and the value that they select. There is no index if a
-// transformer may ask a key service, because the feed does not wait for one.
+// transformer may ask a key service, because the feed does not wait for a key service.
 func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	if p.Field == nil || !s.plain {
 		return fanout.Index{}, ""
@@ -56,16 +56,16 @@ func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	return fanout.Index{}, ""
 }
 
-// ErrDropped is what a codec of custom resources returns for an object in a version that its CRD no longer has.
+// ErrDropped is the error of a codec of custom resources for an object in a version that its CRD no longer has.
 var ErrDropped = errors.New("the object is stored in a version that was dropped")
 
-// Local is a codec of custom resources that can tell which values it decodes without a webhook, and which of these
-// quickly.
+// Local is a codec of custom resources. It can tell which values it decodes without a webhook, and which of these
+// values it decodes quickly.
 type Local interface {
 	Local(data []byte) (local, soon bool)
 }
 
-// local says that a value can be decoded without a webhook, and soon that this is quick.
+// local says that a value can be decoded without a webhook. Soon says that this decoding is quick.
 func (s *store) local(data []byte) (local, soon bool) {
 	if !s.unstructured {
 		return true, true
@@ -77,7 +77,8 @@ func (s *store) local(data []byte) (local, soon bool) {
 	return codec.Local(data)
 }
 
-// Prompt implements fanout.Store. A custom resource may have to be converted, and a key service may be asked.
+// Prompt implements fanout.Store. It returns false if a transformer may ask a key service, or if a custom resource may
+// have to be converted.
 func (s *store) Prompt(e *fanout.Event) bool {
 	if !s.plain {
 		return false

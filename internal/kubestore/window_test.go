@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestWindowOfANewProcess: a watch from the floor on that resumes on a process that has just started misses nothing,
-// not even the first event after the floor.
+// TestWindowOfANewProcess: a watch that resumes at the floor, on a process that has just started, misses nothing, not
+// even the first event after the floor.
 func TestWindowOfANewProcess(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -34,8 +34,8 @@ func TestWindowOfANewProcess(t *testing.T) {
 	watchFrom(t, fresh, floor.ResourceVersion).expect(append(want, "ADDED ns/last "+last.ResourceVersion)...)
 }
 
-// TestWatchOfAProcessThatWasCutOff: a process cannot reach the log while the snapshot moves on by more events than a
-// window holds. Its watch still gets every change.
+// TestWatchOfAProcessThatWasCutOff: a process cannot reach the log, and meanwhile the snapshot gains more events than a
+// window holds. The process's watch still gets every change.
 func TestWatchOfAProcessThatWasCutOff(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))

@@ -3,6 +3,7 @@ package kubestore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -99,7 +100,7 @@ type update struct {
 	ignoreNotFound bool
 	preconditions  *storage.Preconditions
 	try            storage.UpdateFunc
-	// data is the encoding by the last attempt.
+	// data is the encoding of the last attempt.
 	data []byte
 }
 
@@ -153,7 +154,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	if _, err := conversion.EnforcePtr(out); err != nil {
 		return fmt.Errorf("unable to convert output object to pointer: %v", err)
 	}
-	raw := opts.IgnoreStoreReadError && unsafeDeletion()
+	raw := opts.ExpectTransformOrDecodeError
 	var data []byte
 	rev, err := s.compute(ctx, path, true, func(v *projection.View) (eventlog.Revision, error) {
 		st, err := s.state(ctx, v, path, out, raw)
@@ -194,7 +195,7 @@ type state struct {
 	stale    bool              // says that the value should be encrypted anew
 }
 
-// state reads the key of a path. With raw, it neither transforms nor decodes the value.
+// state reads the key of a path. With raw, the value must be one that cannot be transformed or decoded.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
 	at, err := v.State(ctx, s.key(path))
 	if err != nil {
@@ -207,16 +208,17 @@ func (s *store) state(ctx context.Context, v *projection.View, path string, like
 		return st, runtime.SetZeroValue(st.obj)
 	}
 	st.revision = row.Revision
-	if raw {
-		st.obj = nil
-		return st, nil
-	}
 	st.data, st.stale, err = s.unseal(ctx, storedRow(row))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		st.kept, err = s.shared(storedRow(row), st.data, st.obj)
 	}
-	st.kept, err = s.shared(storedRow(row), st.data, st.obj)
-	if err != nil {
+	var corrupt *corruptError
+	switch {
+	case raw && errors.As(err, &corrupt):
+		return &state{at: at, found: true, revision: row.Revision}, nil
+	case raw && err == nil:
+		return nil, refused{row.Revision, storage.NewInvalidObjError(path, "unsafe deletion is not allowed because the object is decodable from storage")}
+	case err != nil:
 		return nil, err
 	}
 	return st, copyTo(st.kept, st.obj)

@@ -67,9 +67,9 @@ func increment(ctx context.Context, s storage.Interface, key string) error {
 	}), nil)
 }
 
-// TestConcurrentIncrements: 64 writers in two processes increment, on a projection that commits and purges meanwhile.
-// Every increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and only the
-// log can show it. There the log keeps events for as long as a request may run, as in production.
+// TestConcurrentIncrements: 64 writers in two processes increment one number, while commits and purges run. Every
+// increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and only the log
+// can show the outcome. On three servers the log keeps events for as long as a request may run, as in production.
 func TestConcurrentIncrements(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -199,7 +199,7 @@ func TestRequestView(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, calls)
 
-	// The request reads its own write, and does not find what it has deleted.
+	// The request reads its own write, and does not find the object that it has deleted.
 	read := &example.Pod{}
 	require.NoError(t, s.Get(ctx, keyOf(p), storage.GetOptions{}, read))
 	require.Equal(t, out, read)
@@ -222,8 +222,8 @@ func TestVoidEvents(t *testing.T) {
 			p := create(t, s, pod("ns", "a"))
 			step(t.Context())
 
-			// This is a create of a live key. An append that outlived its deadline could leave one, if the log was
-			// purged meanwhile.
+			// This is a create of a live key. An append that outlived its deadline could leave such an event, if the
+			// log was purged meanwhile.
 			log, err := b.Log.Head(t.Context())
 			require.NoError(t, err)
 			expected := eventlog.Revision(0)
@@ -321,7 +321,7 @@ func TestDeadline(t *testing.T) {
 	require.Equal(t, []example.Pod{*p}, list.Items)
 }
 
-// TestRequestID: the first append of a request has the request's id, each later one an id of its own.
+// TestRequestID: the first append of a request has the request's id, and each later append has an id of its own.
 func TestRequestID(t *testing.T) {
 	r := RequestOf(t.Context())
 	r.SetID("r")
@@ -330,7 +330,8 @@ func TestRequestID(t *testing.T) {
 	require.NotEqual(t, requestID(t.Context()), requestID(t.Context()))
 }
 
-// TestAuthors: the events of a context name its author, and so do those of claims. Without an author they name nobody.
+// TestAuthors: the events of a context, including the events of claims, name the context's author. Without an author
+// the events name nobody.
 func TestAuthors(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := claimed(b)
@@ -350,7 +351,7 @@ func TestAuthors(t *testing.T) {
 	require.Equal(t, map[eventlog.Op][]eventlog.Author{eventlog.Added: {{}, {}, {}}, eventlog.Deleted: {ann, ann, ann}}, authors)
 }
 
-// claimed is a store of pods. They claim the names in their annotation, which are separated by commas.
+// claimed is a store of pods. The pods claim the names in their annotation, which are separated by commas.
 func claimed(b *bed) *store {
 	r := pods(nil)
 	r.Claims = func(_ context.Context, obj runtime.Object) ([]Claim, error) {
@@ -379,7 +380,7 @@ func claiming(name, claims string) *example.Pod {
 	return p
 }
 
-// owners returns who holds the claims.
+// owners returns the holders of the claims.
 func owners(t testing.TB, b *bed, names ...string) (held []string) {
 	t.Helper()
 	v, err := b.Projection.Latest(t.Context())
@@ -457,7 +458,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimRace: if many owners want one claim at once, on two processes, exactly one of them exists in the end.
+// TestClaimRace: if many owners want one claim at once, on two processes, exactly one of the owners exists in the end.
 func TestClaimRace(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	other := *b

@@ -10,10 +10,11 @@ import (
 )
 
 // Writers counts the requests of a process that may write. It is for callers that must know that every append of the
-// requests so far has landed or never will. Its zero value is ready to use.
+// requests so far is in the log or never will be. Its zero value is ready to use.
 //
 // A request counts from its call of Begin, before it looks at anything, until it and its appends have ended. When the
-// client goes away, the request ends, perhaps while an append is still under way. It then begins no further append.
+// client goes away, the request ends, perhaps while an append is still under way. An ended request begins no further
+// append.
 type Writers struct {
 	mu sync.Mutex
 	// running is how many requests of each generation count. Wait begins a new generation.
@@ -111,7 +112,7 @@ func (w *Writers) before(last uint64) chan struct{} {
 var errRequestEnded = errors.New("the request has ended")
 
 // beginAppend makes the context's request count until the append has ended. It refuses a request that has ended,
-// because what the request read may no longer be true. It also refuses while the log is known to refuse writes.
+// because the state that the request read may have changed. It also refuses while the log is known to refuse writes.
 func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	if c.Writable != nil {
 		err = c.Writable()

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A wait is for the requests that counted when it began, and for the appends of those whose clients went away.
+// Wait waits for the requests that counted when Wait began, and for the appends of requests whose clients went away.
 func TestWriters(t *testing.T) {
 	var w Writers
 	require.NoError(t, w.Wait(t.Context()), "nothing runs")
@@ -39,8 +39,8 @@ func TestWriters(t *testing.T) {
 	require.NoError(t, <-waited)
 }
 
-// TestWaitForAllBefore: a wait is for every write that runs, even if an earlier wait, given up or not, waits for it
-// too.
+// TestWaitForAllBefore: a wait lasts until every running write has ended, even if an earlier wait, given up or not,
+// waits for the same write.
 func TestWaitForAllBefore(t *testing.T) {
 	var w Writers
 	over, cancel := context.WithCancel(t.Context())
@@ -55,8 +55,8 @@ func TestWaitForAllBefore(t *testing.T) {
 	require.NoError(t, w.Wait(over), "nothing runs")
 }
 
-// TestWaitForNoneAfter: a wait ends although writes run that began after it. Otherwise a busy process would never
-// delete a namespace.
+// TestWaitForNoneAfter: a wait ends even while writes that began after it still run. Otherwise a busy process would
+// never delete a namespace.
 func TestWaitForNoneAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Writers

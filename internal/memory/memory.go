@@ -33,8 +33,8 @@ type Limited struct {
 	Bytes uint64
 }
 
-// Limit makes the runtime collect garbage before the process takes more than the given MiB. 0 means the limit of its
-// container (cgroup v1 or v2) or of its function on AWS Lambda. It leaves a user's own GOMEMLIMIT alone.
+// Limit makes the runtime collect garbage before the process takes more than the given MiB. 0 means the limit of the
+// process's container (cgroup v1 or v2) or of its function on AWS Lambda. Limit leaves a user's own GOMEMLIMIT alone.
 func Limit(mebibytes int64) (Limited, error) {
 	found := Limited{From: "GOMEMLIMIT"} // unless the provider is called
 	_, err := memlimit.Set(memlimit.WithRatio(1), memlimit.WithProvider(func() (uint64, error) {
@@ -66,16 +66,17 @@ func told(mebibytes int64) (Limited, error) {
 	return Limited{"container", bytes}, err
 }
 
-// A process has own bytes of heap when it has started. The caches get one of shares parts of the rest: as much again
-// may be garbage, and as much is for requests. Even in the smallest process they get least bytes.
+// A process has 'own' bytes of heap when it has started. The rest is divided into 'shares' equal parts. The caches get
+// one part; another part may be garbage, and another is for requests. Even in the smallest process the caches get
+// 'least' bytes.
 const (
 	own    = 48 << 20
 	shares = 4
 	least  = 4 << 20
 )
 
-// Caches returns how many bytes the caches of the process may have under the runtime's limit. Without a limit they get
-// as much as in a process with the given MiB.
+// Caches returns how many bytes the caches of the process may have under the runtime's limit. Without a limit the
+// caches get as much as in a process with the given MiB.
 func Caches(unlimited int64) int64 {
 	limit := debug.SetMemoryLimit(-1)
 	if limit > none {
@@ -84,7 +85,8 @@ func Caches(unlimited int64) int64 {
 	return max((limit-own)/shares, least)
 }
 
-// none is more memory than any process has: a larger limit of a container or of the runtime means that there is none.
+// none is more memory than any process has: a larger limit of a container or of the runtime means that there is no
+// limit.
 const none = 1 << 46
 
 // lambda returns the memory of a function on AWS Lambda. No cgroup reports it.
@@ -97,25 +99,26 @@ func lambda() (uint64, error) {
 }
 
 // A process checks its memory one tick after its last garbage collection. It then checks each tick, until it was idle
-// for a whole pause and nothing is left to shrink. It gives memory back if that is worthwhile: if it holds over an
-// eighth more than after it last gave back, and worth bytes on top.
+// for a whole pause and nothing is left to shrink. It gives memory back if it holds over an eighth more memory than
+// after it last gave memory back, plus 'worth' bytes.
 const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks
 	worth = 4 << 20
-	// idle is how much an idle process may allocate in a pause. A process with little to do may allocate in a tick one
-	// part in light of what it holds.
+	// idle is how much an idle process may allocate in a pause. A process with little to do may allocate, in a tick,
+	// the memory that it holds divided by 'light'.
 	idle  = 4 << 20
 	light = 256
 )
 
-// GiveBack gives memory back to the system. A second after the work has become little, compared with the memory held,
-// it frees garbage and whatever rest drops. Rest returns how many bytes it has dropped; it may be nil. It is called
-// again after each pause with little work. After a whole pause without work, GiveBack also frees what shrink drops.
-// Without GiveBack the runtime would collect only after two minutes, give back slowly, and never drop a cache.
+// GiveBack gives memory back to the system. When there has been little work for a second, compared with the memory
+// held, GiveBack frees garbage and the memory that rest drops. The function 'rest' returns the number of bytes that it
+// has dropped, and may be nil. It is called again after each pause with little work. After a whole pause without work,
+// GiveBack also frees the memory that shrink drops. Without GiveBack the runtime would collect only after two minutes,
+// give back slowly, and never drop a cache.
 //
-// Only garbage collections set the timer. It fires once they have become rare, and an idle process has no timer. A
-// process that is frozen meanwhile, as a function is between two requests, merely keeps the memory for longer.
+// Only garbage collections set the timer. The timer fires once collections have become rare, and an idle process has no
+// timer. A process that is frozen meanwhile, as a function is between two requests, merely keeps the memory for longer.
 func GiveBack(rest func() int64, shrink func()) (stop func()) {
 	if rest == nil {
 		rest = func() int64 { return 0 }
@@ -132,15 +135,15 @@ type keeper struct {
 	rest   func() int64
 	shrink func()
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	timer   *time.Timer
 	stopped bool
 	looks   int
 	// allocated is how much the process had allocated at the last look, and before is the same at the end of the last
 	// pause.
 	allocated, before uint64
-	// given is what the process held after it last gave back. shrunk is the same for the last time that shrink was
-	// called.
+	// given is how much memory the process held after it last gave memory back. shrunk is the same for the last call of
+	// shrink.
 	given, shrunk uint64
 }
 

@@ -75,7 +75,8 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	_, held = usage()
 	require.Less(t, held, start+start/4+30<<20)
 
-	// During continuous light work, it looks again after each pause, and gives back memory if that is worthwhile.
+	// During continuous light work, the process checks its memory again after each pause, and gives back memory if
+	// enough can be given back.
 	fill(200)
 	littleWork := func() {
 		for range pause {

@@ -1,6 +1,6 @@
 // Package merge takes back a change of an object, field by field, even if others have changed the object since. As in
-// server-side apply, the schema of the object's kind says what a field is: the items of a list are fields if the schema
-// says by which keys they are named, and an atomic map or list is one value.
+// server-side apply, the schema of the object's kind defines the fields. The items of a list are fields if the schema
+// says which keys name the items. An atomic map or list is one value.
 package merge
 
 import (
@@ -22,10 +22,10 @@ type None struct{}
 // element is one step on the way to a value: a field, or the item of a list.
 type element struct {
 	name string
-	list *schema.List // nil if it is a field
+	list *schema.List // nil if the element is a field
 }
 
-// Path is the way from an object to a value in it. Items are found by name, because their positions change.
+// Path is the way from an object to a value in the object. Items are found by name, because their positions change.
 type Path []element
 
 // String is the path for people: spec.containers[name=web].image.
@@ -70,15 +70,15 @@ func (p Path) Of(value any) any {
 	return value
 }
 
-// Reversal takes a change back. From the value before the change, the value after it, and the value now, it computes
-// what the value now would be without the change. Later changes by others stay.
+// Reversal takes a change back. It computes the value that there would be now without the change, from three values:
+// before the change, after the change, and now. Later changes by others stay.
 type Reversal struct {
 	// Type is any value of the object's kind.
 	Type *typed.TypedValue
-	// Undone says that the value at a path is not what the change left, but what it was before an older change that is
-	// taken back too. So after an undo was carried out, the same undo finds nothing to do.
+	// Undone says that the value at a path is not the value that the change left, but the value before an older change
+	// that is also taken back. So after an undo was carried out, the same undo finds nothing to do.
 	Undone func(p Path, now any) bool
-	// Reverted has the fields that were taken back, and Conflicts those that cannot be.
+	// Reverted has the fields that were taken back, and Conflicts has the fields that cannot be taken back.
 	Reverted, Conflicts []Path
 }
 
@@ -109,8 +109,8 @@ func (r *Reversal) value(p Path, of schema.TypeRef, before, after, now any) any 
 	return now
 }
 
-// parts returns a function that takes the value back part by part, or nil if the value cannot be divided. An item that
-// the change has created or removed cannot be divided.
+// parts returns a function that takes the change of a value back part by part, or nil if the value cannot be divided.
+// An item that the change has created or removed cannot be divided.
 func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func() any {
 	if len(p) > 0 && p[len(p)-1].list != nil && (before == any(None{}) || after == any(None{})) {
 		return nil
@@ -140,13 +140,13 @@ func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func
 }
 
 // isLastApplied is true for the annotation in which 'kubectl apply' keeps the whole applied object. Each apply changes
-// it, so as one text it would conflict with every undo.
+// the annotation. So the annotation, taken as one text, would conflict with every undo.
 func (p Path) isLastApplied() bool {
 	return len(p) == 3 && p[0].name == "metadata" && p[1].name == "annotations" && p[2].name == corev1.LastAppliedConfigAnnotation
 }
 
-// isOwners is true for the owner references. The schema names them by their uids, but an owner that is created again
-// has another uid, and a reference to it still means the same owner.
+// isOwners is true for the owner references. The schema names owner references by their uids. But an owner that is
+// created again has another uid, and a reference to the new owner still means the same owner.
 func (p Path) isOwners() bool {
 	return len(p) == 2 && p[0].name == "metadata" && p[1].name == "ownerReferences"
 }
@@ -154,7 +154,8 @@ func (p Path) isOwners() bool {
 // owner is the type of an owner reference: a map of fields.
 var owner = schema.TypeRef{Inlined: schema.Atom{Map: &schema.Map{ElementRelationship: schema.Separable}}}
 
-// document takes back a change in texts that are objects of this kind in JSON. It returns nil if one of them is not.
+// document takes back a change in texts that are objects of this kind in JSON. It returns nil if one of the texts is
+// not such an object.
 func (r *Reversal) document(p Path, before, after, now any) func() any {
 	var fields [3]map[string]any
 	for i, value := range []any{before, after, now} {
@@ -188,14 +189,9 @@ func documentIn(text string) (map[string]any, bool) {
 
 // fields takes back a change in the fields of a map.
 func (r *Reversal) fields(p Path, of *schema.Map, before, after, now map[string]any) any {
-	out := maps.Clone(now)
-	if out == nil {
-		out = map[string]any{}
-	}
-	names := maps.Clone(before)
-	if names == nil {
-		names = map[string]any{}
-	}
+	out, names := map[string]any{}, map[string]any{}
+	maps.Copy(out, now)
+	maps.Copy(names, before)
 	maps.Copy(names, after)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		field := of.ElementType
@@ -235,7 +231,7 @@ func (r *Reversal) items(p Path, of *schema.List, before, after, now []any) any 
 			}
 		case i >= 0:
 			out[i] = value
-		default: // after the item that preceded it before
+		default: // after the item that preceded this item before the change
 			at := 0
 			for _, item := range before {
 				if nameOf(of, item) == name {
@@ -294,14 +290,14 @@ func nameOf(list *schema.List, item any) string {
 	return strings.Join(parts, ",")
 }
 
-// text returns a value as JSON, but a plain text as it is.
+// text returns a value as JSON, but returns a plain text unchanged.
 func text(value any) string {
 	if plain, ok := value.(string); ok && !strings.ContainsAny(plain, `",=[]`) {
 		return plain
 	}
 	encoded, err := json.Marshal(value)
 	if err != nil {
-		return fmt.Sprint(value) // it came from JSON
+		return fmt.Sprint(value) // the value came from JSON
 	}
 	return string(encoded)
 }

@@ -128,7 +128,7 @@ func TestReversal(t *testing.T) {
 }
 
 // TestReversalOfMany: changes of one field are taken back newest first. After that, a second undo finds nothing to do,
-// although the field is not what the newest change left.
+// although the field does not have the value that the newest change left.
 func TestReversalOfMany(t *testing.T) {
 	states := []any{parse(t, `{a: 1}`), parse(t, `{a: 2}`), parse(t, `{a: 3}`)}
 	older := states[:1]

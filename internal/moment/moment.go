@@ -1,9 +1,9 @@
-// Package moment parses how people and programs name a moment: in flags of commands, in paths ('/at/MOMENT') and in
-// selections of changes. It is the only parser for all of them.
+// Package moment parses the texts by which people and programs name a moment: in flags of commands, in paths
+// ('/at/MOMENT') and in selections of changes. It is the only parser for all of them.
 //
 // A revision, an age and a time with a zone mean the same wherever they are read. A day, and a time of day without a
-// zone, depend on the reader's zone. A client resolves them in its own zone before it sends them. The server takes them
-// as UTC.
+// zone, depend on the reader's zone. A client resolves such a moment in its own zone before it sends the moment. The
+// server takes such a moment as UTC.
 package moment
 
 import (
@@ -17,8 +17,8 @@ import (
 
 // Moment is a revision or a time.
 type Moment struct {
-	// Text is the moment in the form sent to a server, which depends on no zone: a revision, an age or an RFC 3339
-	// time.
+	// Text is the moment in the form sent to a server: a revision, an age or an RFC 3339 time. The text depends on no
+	// zone.
 	Text string
 	// Revision is 0 if the moment is a time.
 	Revision uint64
@@ -35,8 +35,8 @@ const Forms = "a revision such as 1234 or @1234, a time such as 2026-11-26T16:44
 // skew is how far the clock that a time was taken from may be ahead of the clock that checks it.
 const skew = time.Minute
 
-// Parse parses a moment. The location of now is the zone of days and of times without one. An age is counted from now,
-// because the log has no time between two events.
+// Parse parses a moment. The location of now is the zone of days and of times without a zone. An age is counted from
+// now, because the log has no time between two events.
 func Parse(text string, now time.Time) (Moment, error) {
 	if digits := strings.TrimPrefix(text, "@"); isDigits(digits) {
 		revision, err := strconv.ParseUint(digits, 10, 64)

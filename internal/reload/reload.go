@@ -5,7 +5,6 @@ package reload
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -36,7 +35,7 @@ type Value[T any] struct {
 	failed string     // by mu: the last failure; it is logged once
 }
 
-// New builds the value. Build reads the files by itself.
+// New builds the value. build reads the files by itself.
 func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	v := &Value[T]{files: files, build: build, began: time.Now()}
 	seen, _, err := read(files)
@@ -53,8 +52,8 @@ func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	return v, nil
 }
 
-// Get returns the value built from the newest valid files. A caller that checks the files waits until they are read.
-// Other callers do not wait.
+// Get returns the value built from the newest valid files. A caller that checks the files waits until all files are
+// read. Other callers do not wait.
 func (v *Value[T]) Get() T {
 	if now := time.Since(v.began); int64(now) >= v.next.Load() && v.mu.TryLock() {
 		v.next.Store(int64(now + pause))
@@ -64,8 +63,8 @@ func (v *Value[T]) Get() T {
 	return *v.value.Load()
 }
 
-// look builds the value again if the files have changed since the last build. If that fails, the old value stays, and
-// the next look tries again: the files may name other files, which do not exist yet.
+// look builds the value again if the files have changed since the last build. If building fails, the old value stays,
+// and the next look tries again: the files may name other files, which do not exist yet.
 func (v *Value[T]) look() {
 	contents, atRest, err := read(v.files)
 	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
@@ -91,30 +90,18 @@ func (v *Value[T]) look() {
 func read(files []string) (contents [][]byte, atRest bool, err error) {
 	atRest = true
 	for _, path := range files {
-		content, written, err := readFile(path)
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, false, fmt.Errorf("read file: %w", err)
+		}
+		info, err := os.Stat(path) // after the read, so that a write during it shows
 		if err != nil {
 			return nil, false, fmt.Errorf("read file: %w", err)
 		}
 		contents = append(contents, content)
-		if age := time.Since(written); age >= 0 && age < quiet { // a time in the future says nothing
+		if age := time.Since(info.ModTime()); age >= 0 && age < quiet { // a time in the future says nothing
 			atRest = false
 		}
 	}
 	return contents, atRest, nil
-}
-
-func readFile(path string) (content []byte, written time.Time, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	defer f.Close()
-	if content, err = io.ReadAll(f); err != nil {
-		return nil, time.Time{}, err
-	}
-	info, err := f.Stat() // after the read, so that a write during it shows
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	return content, info.ModTime(), nil
 }

@@ -58,7 +58,7 @@ func TestValueFollowsItsFile(t *testing.T) {
 	})
 }
 
-// A mount of a Kubernetes Secret changes when one link, to the folder of all files, is renamed.
+// TestValueFollowsALink: a mount of a Kubernetes Secret changes when one link, to the folder of all files, is renamed.
 func TestValueFollowsALink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		folder := t.TempDir()
@@ -76,7 +76,7 @@ func TestValueFollowsALink(t *testing.T) {
 	})
 }
 
-// An invalid file leaves the value as it was, and is logged once.
+// TestValueOutlivesABadFile: an invalid file leaves the value as it was, and is logged once.
 func TestValueOutlivesABadFile(t *testing.T) {
 	var log bytes.Buffer
 	defer slog.SetDefault(slog.Default())

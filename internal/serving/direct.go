@@ -8,7 +8,7 @@ import (
 
 type connectionKey struct{}
 
-// WithConnection is for an http.Server's ConnContext. It lets the server's streams find their connections.
+// WithConnection returns a context by which a stream finds its connection. It is for an http.Server's ConnContext.
 func WithConnection(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, conn)
 }
@@ -17,7 +17,8 @@ func WithConnection(ctx context.Context, conn net.Conn) context.Context {
 type direct struct {
 	conn net.Conn
 	raw  syscall.RawConn
-	// chunk is what write is writing, and sent is how much of it was written. As fields they save write an allocation.
+	// chunk has the bytes that write is writing, and sent is how many of these bytes were written. chunk and sent are
+	// fields so that write needs no allocation.
 	chunk []byte
 	sent  int
 	try   func(fd uintptr) bool
@@ -41,7 +42,8 @@ func directTo(ctx context.Context) *direct {
 	return d
 }
 
-// write returns how many of the bytes the client had room for. Connection errors surface at the next blocking write.
+// write returns the number of bytes for which the client had room. Connection errors surface at the next blocking
+// write.
 func (d *direct) write(chunk []byte) int {
 	d.chunk, d.sent = chunk, 0
 	err := d.raw.Write(d.try)

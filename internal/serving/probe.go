@@ -14,7 +14,7 @@ const (
 	checkTimeout = 10 * time.Second
 )
 
-// IsProbe says whether a path is one of a prober: '/healthz', '/livez', '/readyz', or a path below them.
+// IsProbe says whether a path is the path of a probe: '/healthz', '/livez', '/readyz', or a path below them.
 func IsProbe(path string) bool {
 	switch first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/"); first {
 	case "healthz", "livez", "readyz":
@@ -26,7 +26,7 @@ func IsProbe(path string) bool {
 // Shared returns a check that runs once a second at most, and takes 10 seconds at most. Probers have no credentials. So
 // all of them share one check, and the reason of a failure goes only to the log, once for each reason.
 func Shared(check func(context.Context) error) func(*http.Request) error {
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	var checked time.Time
 	var last error
 	return func(r *http.Request) error {

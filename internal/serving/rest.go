@@ -10,9 +10,9 @@ import (
 // rest is how long a process must be without requests before AfterRest assumes that it may have been frozen.
 const rest = 2 * time.Second
 
-// AfterRest calls thawed before a request that comes more than two seconds after the last one. A platform such as Cloud
-// Run gives a process no processor time between requests, and connections may die unnoticed meanwhile. Requests that
-// come while thawed runs wait for it, so it must be quick.
+// AfterRest calls thawed before a request that comes more than two seconds after the previous request. A platform such
+// as Cloud Run gives a process no processor time between requests, and connections may die unnoticed meanwhile.
+// Requests that come while thawed runs wait for its end, so thawed must be quick.
 func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 	var (
 		mu   sync.Mutex
@@ -35,7 +35,7 @@ func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 	})
 }
 
-// AfterFirst calls then once, after the handler's first answer.
+// AfterFirst calls 'then' once, after the handler's first answer.
 func AfterFirst(h http.Handler, then func()) http.Handler {
 	then = sync.OnceFunc(then)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -23,7 +23,7 @@ const (
 	defaultStreams = 100
 )
 
-// Config is how a listener treats its connections. A value of 0 means the default.
+// Config says how a listener treats its connections. A value of 0 means the default.
 type Config struct {
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
@@ -32,16 +32,17 @@ type Config struct {
 	RequestTimeout time.Duration
 	// MaxStreams is how many requests one HTTP/2 connection may have open, 100 by default.
 	MaxStreams int
-	// Drain ends the streams when the process stops, while it still answers. It is nil if there are no streams.
+	// Drain ends the streams when the process stops, while the process still answers. It is nil if there are no
+	// streams.
 	Drain func(context.Context)
 	// Patience is how long an HTTP/2 connection may receive nothing although data waits for it, 30 s by default. Then
-	// the connection is closed with all its streams. The streams' own deadlines cannot end them while nothing can be
-	// written.
+	// the connection is closed with all its streams. The streams' own deadlines cannot end the streams while nothing
+	// can be written.
 	Patience time.Duration
 }
 
-// TLS always serves the newest certificate. With askClients, the server asks for a client certificate, but the
-// authenticator verifies it, since a client may also authenticate in another way.
+// TLS returns a configuration that always serves the newest certificate. With askClients, the server asks for a client
+// certificate, but the authenticator verifies it, since a client may also authenticate in another way.
 func TLS(certificate func() tls.Certificate, askClients bool) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -55,7 +56,7 @@ func TLS(certificate func() tls.Certificate, askClients bool) *tls.Config {
 }
 
 // maxHeader bounds a request's line and headers, in bytes. It has room for a query of 32 KiB, a long token and the
-// groups of an impersonated user. Any unauthenticated connection may take as much memory.
+// groups of an impersonated user. Any unauthenticated connection may take maxHeader bytes of memory.
 const maxHeader = 64 << 10
 
 // Serve serves until ctx ends. Then it lets streams end, gives other requests a moment to finish, and cuts off the
@@ -104,8 +105,8 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	defer endLeft.Stop()
 	err := server.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// For HTTP/2, net/http tells only connections that existed when the shutdown began. A connection whose
-		// handshake ended later is idle and stays open.
+		// For HTTP/2, net/http announces the shutdown only on connections that existed when the shutdown began. A
+		// connection whose handshake ended later is idle and stays open.
 		return server.Close()
 	}
 	return err
@@ -115,7 +116,7 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 const (
 	watchGrace = time.Second // watches use up all of it
 	// drainedGrace is for a server whose drain has ended its watches. The remaining requests end by themselves. A watch
-	// that came too late to be drained must be told to try again, because its client would list again after any other
+	// that came too late for the drain must be told to try again, because its client would list again after any other
 	// failure.
 	drainedGrace = 5 * time.Second
 )

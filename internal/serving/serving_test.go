@@ -19,7 +19,7 @@ import (
 )
 
 // An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells it to end. The
-// server cuts it off in the end, and does not count that as a failure.
+// server cuts the connection off in the end, and does not count the cut as a failure.
 func TestLateConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits as long as requests may take to finish")
@@ -38,7 +38,7 @@ func TestLateConnection(t *testing.T) {
 	require.NoError(t, err)
 	defer plain.Close()
 	answer, err := certified.Client().Get("https://" + listener.Addr().String())
-	require.NoError(t, err) // a later client has an answer, so the first one has left the listener's queue
+	require.NoError(t, err) // a later client has an answer, so the first client has left the listener's queue
 	require.NoError(t, answer.Body.Close())
 	certified.Client().CloseIdleConnections()
 	stop()
@@ -59,9 +59,9 @@ func TestLateConnection(t *testing.T) {
 	require.NoError(t, <-served)
 }
 
-// TestGrace: a request in flight when the server stops has a second. If a drain has ended the watches, which would use
-// that up, it has longer. Without that, a watch that was refused late was answered as if it had timed out, and its
-// client listed again.
+// TestGrace: a request that is in flight when the server stops has one second to finish. If a drain has ended the
+// watches, which would use up that second, the request has more time. Without the additional time, a watch that was
+// refused late was answered as if it had timed out, and its client listed again.
 func TestGrace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for longer than a second")
@@ -97,7 +97,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// serve serves the handler over HTTPS until the test ends, and returns its URL and a client that trusts it.
+// serve serves the handler over HTTPS until the test ends, and returns its URL and a client that trusts the server.
 func serve(t *testing.T, handler http.HandlerFunc, c serving.Config) (url string, client *http.Client) {
 	t.Helper()
 	certified := httptest.NewUnstartedServer(nil)
@@ -128,9 +128,9 @@ func TestSlowReader(t *testing.T) {
 			t.Parallel()
 			ended := make(chan error, 1)
 			url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-				piece := make([]byte, 64<<10)
+				chunk := make([]byte, 64<<10)
 				for {
-					if _, err := w.Write(piece); err != nil {
+					if _, err := w.Write(chunk); err != nil {
 						ended <- err
 						return
 					}
@@ -151,9 +151,9 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestStreamsOfAConnection: an HTTP/2 client needs another connection for more than this many requests at once.
+// TestStreamsOfAConnection: an HTTP/2 client needs another connection for more than MaxStreams requests at once.
 func TestStreamsOfAConnection(t *testing.T) {
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	by := map[string]int{}
 	arrived, held := make(chan struct{}, 100), make(chan struct{})
 	url, client := serve(t, func(_ http.ResponseWriter, r *http.Request) {

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Stream writes an answer that lasts for as long as its client likes. It has no overall deadline like other answers.
+// Stream writes an answer that lasts for as long as its client likes. Unlike other answers, it has no overall deadline.
 // Instead it bounds how long the client may take to receive each write.
 //
-// The handler writes to it. While the handler has nothing to write, other goroutines may call Send and SendAll.
+// The handler writes to the Stream. While the handler has nothing to write, other goroutines may call Send and SendAll.
 type Stream struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -23,16 +23,16 @@ type Stream struct {
 	// that only implement http.Flusher.
 	over     context.Context
 	patience time.Duration
-	// multiplexed is true for HTTP/2. There no deadline may stay set between two writes, because it would end an idle
-	// stream. In HTTP/1 a deadline affects only later writes.
+	// multiplexed is true for HTTP/2. There no deadline may stay set between two writes, because a deadline would end
+	// an idle stream. In HTTP/1 a deadline affects only later writes.
 	multiplexed bool
 	// begun is closed, by begin, when the handler has first flushed, or the stream has ended.
 	begun chan struct{}
 	begin sync.Once
-	// ending says that End was called. A write that is under way then has one patience at most.
+	// ending says that End was called. A write that is under way may then take as long as patience at most.
 	ending atomic.Bool
 
-	// mu is held during every write, which may take as long as patience. It guards what follows.
+	// mu is held during every write, which may take as long as patience. It guards the fields below.
 	mu sync.Mutex
 	// extended is when the deadline was last set, or zero if none is set.
 	extended time.Time
@@ -43,7 +43,7 @@ type Stream struct {
 }
 
 // NewStream returns the writer of the answer to the request. The caller serves the request and then calls End. Nothing
-// between net/http and the stream may change the bytes of an answer, because Send bypasses it.
+// between net/http and the stream may change the bytes of an answer, because Send bypasses everything between the two.
 func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *Stream {
 	s := &Stream{ResponseWriter: w, over: r.Context(), control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2, begun: make(chan struct{})}
 	s.forever()
@@ -94,7 +94,8 @@ func (w *Stream) write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// extend moves the deadline, but not for every event: that would be a tenth of the cost of sending an event.
+// extend moves the deadline, but not for every event: moving it each time would be a tenth of the cost of sending an
+// event.
 func (w *Stream) extend() {
 	if time.Since(w.extended) > w.patience/8 {
 		w.allow()
@@ -163,7 +164,7 @@ func (w *Stream) Sends() bool {
 	return w.direct != nil
 }
 
-// Send writes a chunk that was made by Chunk, in place of the handler, and never waits. It returns false if it sent
+// Send writes a chunk that was made by HTTPChunk, in place of the handler, and never waits. It returns false if it sent
 // nothing: the client has no room, the handler is writing, or the stream has ended. The handler must have begun a
 // chunked answer. The handler's later writes come after the chunk.
 func (w *Stream) Send(chunk []byte) bool {
@@ -185,7 +186,7 @@ func (w *Stream) Send(chunk []byte) bool {
 }
 
 // sendRest waits until the client has room for the rest of a chunk, writes it, and then unlocks mu. If the rest cannot
-// be written, the connection is useless and is closed. That ends the handler, or else its next write does.
+// be written, the connection is useless and is closed. Either the close or the handler's next write ends the handler.
 func (w *Stream) sendRest(rest []byte) {
 	defer w.mu.Unlock()
 	if _, err := w.direct.conn.Write(rest); err != nil {
@@ -194,13 +195,13 @@ func (w *Stream) sendRest(rest []byte) {
 	}
 }
 
-// Chunk returns the data as one chunk of a chunked HTTP/1.1 answer.
-func Chunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
+// HTTPChunk returns the data as one chunk of a chunked HTTP/1.1 answer.
+func HTTPChunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
 
 // CloseNotify is the method that upstream's wrappers look for.
 func (w *Stream) CloseNotify() <-chan bool { return CloseNotify(w.ResponseWriter) }
 
-// CloseNotify returns the channel of the writer, or one that never receives anything.
+// CloseNotify returns the channel of the writer, or a channel that never receives anything.
 func CloseNotify(w http.ResponseWriter) <-chan bool {
 	if inner, ok := w.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
 		return inner.CloseNotify()
@@ -222,7 +223,8 @@ func (w *Stream) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return impatient, buffered, nil
 }
 
-// streamConn does the same for a connection that has switched protocols.
+// streamConn is a connection that has switched protocols. Like a Stream it bounds how long the client may take to
+// receive each write.
 type streamConn struct {
 	net.Conn
 	patience time.Duration

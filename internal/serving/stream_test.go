@@ -32,8 +32,8 @@ func withStream(t *testing.T, patience time.Duration, handle func(*serving.Strea
 	return server
 }
 
-// TestSend: a chunk comes after the handler's earlier writes and before its later ones. While the handler has unflushed
-// data, and after the end, Send sends nothing.
+// TestSend: a chunk comes after the handler's earlier writes and before its later writes. While the handler has
+// unflushed data, and after the end, Send sends nothing.
 func TestSend(t *testing.T) {
 	var s *serving.Stream
 	server := withStream(t, time.Minute, func(stream *serving.Stream, _ *http.Request) {
@@ -43,14 +43,14 @@ func TestSend(t *testing.T) {
 			assert.NoError(t, err)
 		}
 		write("a")
-		assert.False(t, s.Send(serving.Chunk([]byte("nothing"))), "net/http holds 'a' back")
+		assert.False(t, s.Send(serving.HTTPChunk([]byte("nothing"))), "net/http holds 'a' back")
 		s.Flush()
 		sent := make(chan bool)
-		go func() { sent <- s.Send(serving.Chunk([]byte("b"))) && s.Send(serving.Chunk([]byte("c"))) }()
+		go func() { sent <- s.Send(serving.HTTPChunk([]byte("b"))) && s.Send(serving.HTTPChunk([]byte("c"))) }()
 		assert.True(t, <-sent)
 		write("d")
 		s.Flush()
-		assert.True(t, s.Send(serving.Chunk([]byte(strings.Repeat("e", 20)))))
+		assert.True(t, s.Send(serving.HTTPChunk([]byte(strings.Repeat("e", 20)))))
 	})
 	for range 2 { // over one connection
 		response, err := server.Client().Get(server.URL)
@@ -59,7 +59,7 @@ func TestSend(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, "abcd"+strings.Repeat("e", 20), string(body))
-		require.False(t, s.Send(serving.Chunk([]byte("nothing"))), "the stream has ended")
+		require.False(t, s.Send(serving.HTTPChunk([]byte("nothing"))), "the stream has ended")
 	}
 }
 
@@ -75,7 +75,7 @@ func TestNothingAfterAFailure(t *testing.T) {
 		}
 		close(failed)
 		<-reads
-		sent <- s.Send(serving.Chunk([]byte("z")))
+		sent <- s.Send(serving.HTTPChunk([]byte("z")))
 	}))
 	server.Config.ConnContext = serving.WithConnection
 	server.Start()
@@ -92,7 +92,7 @@ func TestNothingAfterAFailure(t *testing.T) {
 	require.False(t, <-sent)
 }
 
-// silent is a writer that reports no flush errors, like upstream's.
+// silent is a writer that, like upstream's writers, reports no flush errors.
 type silent struct{ http.ResponseWriter }
 
 func (s silent) Flush()                      { s.ResponseWriter.(http.Flusher).Flush() }
@@ -105,7 +105,7 @@ func TestSendsOnlyChunks(t *testing.T) {
 		s := serving.NewStream(w, r, time.Minute)
 		defer s.End()
 		s.Flush()
-		sends <- s.Sends() || s.Send(serving.Chunk([]byte("x")))
+		sends <- s.Sends() || s.Send(serving.HTTPChunk([]byte("x")))
 	}
 	url, client := serve(t, handler, serving.Config{})
 	for _, multiplexed := range []bool{false, true} {
@@ -131,7 +131,7 @@ func TestSendsOnlyChunks(t *testing.T) {
 }
 
 // TestSendDoesNotWait: a client that reads nothing is sent as much as there is room for. If there was room for a part
-// of a chunk, the rest comes before anything else once the client reads.
+// of a chunk, the rest comes before all other bytes once the client reads.
 func TestSendDoesNotWait(t *testing.T) {
 	sent := make(chan string, 1)
 	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {
@@ -139,7 +139,7 @@ func TestSendDoesNotWait(t *testing.T) {
 		var all strings.Builder
 		for n := 0; ; n++ {
 			text := fmt.Sprintf("%d %s\n", n, strings.Repeat("x", 1<<20))
-			if !s.Send(serving.Chunk([]byte(text))) {
+			if !s.Send(serving.HTTPChunk([]byte(text))) {
 				break
 			}
 			all.WriteString(text)
@@ -159,8 +159,8 @@ func TestSendDoesNotWait(t *testing.T) {
 	require.True(t, want == string(body))
 }
 
-// TestSendAll: it begins after the handler has begun, and its bytes stay together whatever else is written. A client is
-// not cut off if it takes long for all of it, but receives the parts in time. Nothing is sent after the end.
+// TestSendAll: SendAll begins after the handler has begun, and its bytes stay together whatever else is written. A
+// client is not cut off if it takes long for all bytes, but receives each part in time. Nothing is sent after the end.
 func TestSendAll(t *testing.T) {
 	if testing.Short() {
 		t.Skip("its client is slow")
@@ -204,7 +204,7 @@ func TestEndDoesNotWaitForAll(t *testing.T) {
 			sent <- s.SendAll(bytes.Repeat([]byte("x"), 64<<20))
 		}()
 		<-began
-		for s.Send(serving.Chunk([]byte("y"))) { // until SendAll has begun
+		for s.Send(serving.HTTPChunk([]byte("y"))) { // until SendAll has begun
 		}
 	})
 	response, err := server.Client().Get(server.URL)
@@ -217,13 +217,13 @@ func TestEndDoesNotWaitForAll(t *testing.T) {
 	require.Error(t, <-sent)
 }
 
-// TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off. That ends its handler, even if
-// the handler has nothing to write.
+// TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off. The cut ends the client's
+// handler, even if the handler has nothing to write.
 func TestRestOfAChunk(t *testing.T) {
 	ended := make(chan error, 1)
 	server := withStream(t, 100*time.Millisecond, func(s *serving.Stream, r *http.Request) {
 		s.Flush()
-		chunk := serving.Chunk(bytes.Repeat([]byte("x"), 64<<20))
+		chunk := serving.HTTPChunk(bytes.Repeat([]byte("x"), 64<<20))
 		assert.True(t, s.Send(chunk))
 		assert.False(t, s.Send(chunk))
 		<-r.Context().Done()
@@ -242,7 +242,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	allocated := make(chan float64, 1)
 	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {
 		s.Flush()
-		chunk := serving.Chunk([]byte("x"))
+		chunk := serving.HTTPChunk([]byte("x"))
 		allocated <- testing.AllocsPerRun(1000, func() { assert.True(t, s.Send(chunk)) })
 	})
 	response, err := server.Client().Get(server.URL)

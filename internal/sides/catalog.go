@@ -1,4 +1,4 @@
-// Package sides is the API at one revision, or the API of now, as its clients see it. All reads from the side of a
+// Package sides reads the API at one revision, or the API of now, as clients see the API. All reads from the side of a
 // revision are one consistent cut.
 package sides
 
@@ -20,16 +20,16 @@ type Kind struct {
 	Namespaced bool
 	Verbs      []string
 	Names      []string // its singular and its short names
-	// HasStatus says that the status is written separately, and that writes of the object do not change it.
+	// HasStatus says that the status is written separately, and that writes of the object do not change the status.
 	HasStatus bool
 	// Stored says that objects are stored in this version, so it has every field that any version has.
 	Stored bool
 }
 
-// Catalog is what an API serves: all versions of each group's kinds, the preferred version first.
+// Catalog has the kinds that an API serves, in all versions of each group, the preferred version first.
 type Catalog struct{ Kinds []Kind }
 
-// readCatalog asks the API what it serves. It leaves out remote API servers that do not answer.
+// readCatalog asks the API for the kinds that it serves. It leaves out remote API servers that do not answer.
 func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	groups, lists, err := from.ServerGroupsAndResources()
 	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); err != nil && !errors.As(err, &failed) {
@@ -41,7 +41,7 @@ func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	}
 	c := &Catalog{}
 	for _, group := range groups {
-		for _, v := range group.Versions { // the preferred one first
+		for _, v := range group.Versions { // the preferred version first
 			if list := served[v.GroupVersion]; list != nil {
 				c.add(list)
 			}
@@ -51,8 +51,8 @@ func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 }
 
 // markStored finds the version in which each kind is stored. A kind that is served in a single version counts as stored
-// in it. For other kinds, the unaggregated document of any version has a hash of the stored version. API servers that
-// give no hash are assumed to store the version that they prefer.
+// in that version. For other kinds, the unaggregated document of any version has a hash of the stored version. API
+// servers that give no hash are assumed to store the version that they prefer.
 func (c *Catalog) markStored(from discovery.DiscoveryInterface) error {
 	versions := map[schema.GroupResource]int{}
 	for _, k := range c.Kinds {
@@ -106,46 +106,35 @@ func (c *Catalog) add(list *metav1.APIResourceList) {
 func (c *Catalog) Named(name string) (Kind, bool) {
 	name = strings.ToLower(name)
 	versioned, plain := schema.ParseResourceArg(name)
-	for _, k := range c.Kinds {
+	return c.first(func(k Kind) bool {
 		is := func(resource string) bool { return k.Resource == resource || slices.Contains(k.Names, resource) }
-		if is(plain.Resource) && (plain.Group == "" || plain.Group == k.Group) ||
-			versioned != nil && is(versioned.Resource) && versioned.Group == k.Group && versioned.Version == k.Version {
-			return k, true
-		}
-	}
-	return Kind{}, false
+		return is(plain.Resource) && (plain.Group == "" || plain.Group == k.Group) ||
+			versioned != nil && is(versioned.Resource) && versioned.Group == k.Group && versioned.Version == k.Version
+	})
 }
 
 // Of returns the kind of a resource in its preferred version.
 func (c *Catalog) Of(r schema.GroupResource) (Kind, bool) { return c.Find(r, "") }
 
-// Find returns the kind of a resource in the given version, or in the preferred one.
+// Find returns the kind of a resource in the given version, or in the preferred version if none is given.
 func (c *Catalog) Find(r schema.GroupResource, version string) (Kind, bool) {
-	for _, k := range c.Kinds {
-		if k.GroupResource() == r && (version == "" || k.Version == version) {
-			return k, true
-		}
-	}
-	return Kind{}, false
+	return c.first(func(k Kind) bool { return k.GroupResource() == r && (version == "" || k.Version == version) })
 }
 
-// StoredIn returns the kind of a resource in the version in which its objects are stored. Any other version would lose
-// the fields that it does not have.
+// StoredIn returns the kind of a resource in the version in which its objects are stored. In another version, the
+// fields that the other version lacks would be lost.
 func (c *Catalog) StoredIn(r schema.GroupResource) (Kind, bool) {
-	for _, k := range c.Kinds {
-		if k.GroupResource() == r && k.Stored {
-			return k, true
-		}
-	}
-	return Kind{}, false
+	return c.first(func(k Kind) bool { return k.GroupResource() == r && k.Stored })
 }
 
 // ByKind returns the resource for the group and kind of an owner reference.
 func (c *Catalog) ByKind(group, name string) (Kind, bool) {
-	for _, k := range c.Kinds {
-		if k.Group == group && k.Kind == name {
-			return k, true
-		}
+	return c.first(func(k Kind) bool { return k.Group == group && k.Kind == name })
+}
+
+func (c *Catalog) first(is func(Kind) bool) (Kind, bool) {
+	if i := slices.IndexFunc(c.Kinds, is); i >= 0 {
+		return c.Kinds[i], true
 	}
 	return Kind{}, false
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Versions returns the versions of an object, newest first, until there are enough: an object that is written every
-// second has more than anybody wants to read.
+// second has more versions than anybody wants to read.
 func (s *Side) Versions(ctx context.Context, namespace, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
 	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	all := &history.VersionList{}

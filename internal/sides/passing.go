@@ -10,10 +10,10 @@ import (
 )
 
 // Passing has the kinds whose objects are replaced all the time, by the control plane or by the machine that they
-// describe. An old object would mislead its readers. docs/history.md has them in a table. ControllerRevisions are not
-// among them, because no controller can make an old one again.
+// describe. An old object would mislead its readers. docs/history.md has these kinds in a table. ControllerRevisions
+// are not among these kinds, because no controller can make an old ControllerRevision again.
 var Passing = map[schema.GroupResource]bool{
-	{Resource: "nodes"}:  true, // with what each kubelet says of its machine
+	{Resource: "nodes"}:  true, // with each kubelet's report about its machine
 	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
 	{Group: "coordination.k8s.io", Resource: "leases"}:                     true,
 	{Group: "coordination.k8s.io", Resource: "leasecandidates"}:            true,
@@ -31,7 +31,7 @@ var Passing = map[schema.GroupResource]bool{
 // EndpointSlices are passing if a controller keeps them.
 var EndpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
 
-// Passes says that an object is derived from others.
+// Passes says that an object is derived from other objects.
 func (k Kind) Passes(object *unstructured.Unstructured) bool {
 	switch k.GroupResource() {
 	case schema.GroupResource{Resource: "pods"}: // a mirror Pod stands for a kubelet's own Pod

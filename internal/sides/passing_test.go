@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The table in docs/history.md has each kind that restore leaves alone.
+// TestWhatIsLeftAloneIsDocumented: the table in docs/history.md has each kind that restore leaves alone.
 func TestWhatIsLeftAloneIsDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/history.md")
 	require.NoError(t, err)

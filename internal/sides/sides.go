@@ -48,7 +48,7 @@ func At(config *rest.Config, revision string) (*Side, error) {
 		catalog: sync.OnceValues(func() (*Catalog, error) { return readCatalog(kinds) })}, nil
 }
 
-// Catalog returns what this side serves. It asks once.
+// Catalog returns the kinds that this side serves. It asks the API only once.
 func (s *Side) Catalog() (*Catalog, error) { return s.catalog() }
 
 // Objects returns the client for the objects of a kind.

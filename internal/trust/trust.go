@@ -20,9 +20,9 @@ func Folder(path string) error {
 	return File(path)
 }
 
-// File refuses a file or folder that another user of this machine may have written, as sshd does with its keys. It and
-// all folders above it must belong to this user or root, and nobody else may write there. A folder above may instead be
-// sticky, as /tmp is: there nobody can remove another user's files.
+// File refuses a file or folder that another user of this machine may have written, as sshd does with its keys. The
+// file and all folders above it must belong to this user or root, and no other user may write to them. A folder above
+// may instead be sticky, as /tmp is: in a sticky folder nobody can remove another user's files.
 //
 // A mount that root has made for this process, such as a volume of a container, is trusted even if everybody may write
 // to it. Kubernetes lets everybody write to a volume, but only the containers of its Pod can reach the volume.

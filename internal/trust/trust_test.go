@@ -14,8 +14,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A file is refused if another user may write it or a folder above it, except a sticky folder above it. The message
-// names the path.
+// TestWhatOthersMayWrite: a file is refused if another user may write the file or a folder above it. A sticky folder
+// above the file is an exception. The message names the path.
 func TestWhatOthersMayWrite(t *testing.T) {
 	root := t.TempDir()
 	folder := filepath.Join(root, "above", "folder")
@@ -46,7 +46,7 @@ func TestWhatOthersMayWrite(t *testing.T) {
 	require.ErrorIs(t, File(filepath.Join(folder, "missing")), os.ErrNotExist)
 }
 
-// A file that belongs to another user is refused, even if only that user may write it.
+// TestWhatBelongsToOthers: a file that belongs to another user is refused, even if only that user may write it.
 func TestWhatBelongsToOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")
@@ -64,7 +64,7 @@ func TestWhatBelongsToOthers(t *testing.T) {
 	require.ErrorContains(t, Folder(folder), "'"+folder+"' belongs to another user")
 }
 
-// A volume is a mount point.
+// TestMounts: a volume is a mount point.
 func TestMounts(t *testing.T) {
 	for path, want := range map[string]bool{"/dev": true, t.TempDir(): false, "/": false} {
 		var is unix.Stat_t

@@ -1,26 +1,23 @@
-// Command credentials writes into the given folder the credentials of the local stack's containers and of its one user:
-// a certificate authority, the servers' certificates, the key of service accounts, the user's token, a kubeconfig,
-// MinIO's keys, and the password of each user of the log. It keeps existing files. All of them are for this machine
-// only.
+// Command credentials writes the credentials of the local stack's containers, and of the stack's one user, into the
+// given folder. These are a certificate authority, the servers' certificates, the key of service accounts, the user's
+// token, a kubeconfig, MinIO's keys, and the password of each user of the log. It keeps existing files. All these
+// credentials are for this machine only.
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"time"
+
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/localstack/authority"
 )
 
 func main() {
@@ -34,10 +31,10 @@ func main() {
 	}
 }
 
-// write makes the kubeconfig last: if it exists, all other files are complete.
+// write makes the kubeconfig last: if the kubeconfig exists, all other files are complete.
 //
 // Containers run as users of their own, who must be able to read the files that are mounted. So everybody may read
-// those files, but they are in folders that only the outer folder's owner can reach.
+// those files, but the files are in folders that only the outer folder's owner can reach.
 func write(folder, server string, log []string) error {
 	names := strings.Join(log, " ") + "\n"
 	if _, err := os.Stat(filepath.Join(folder, "kubeconfig")); err == nil {
@@ -47,11 +44,11 @@ func write(folder, server string, log []string) error {
 		}
 		return lead(filepath.Join(folder, "kubeconfig"), server)
 	}
-	made, err := certify(time.Now())
+	made, err := certify()
 	if err != nil {
 		return err
 	}
-	account, err := newKey()
+	account, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return err
 	}
@@ -74,21 +71,21 @@ func write(folder, server string, log []string) error {
 		name, content string
 		mode          os.FileMode
 	}{
-		{"cell/ca.crt", made.ca, 0o644},
-		{"cell/tls.crt", made.certificate, 0o644},
-		{"cell/tls.key", made.key, 0o644},
-		{"cell/service-account.key", account.pem, 0o644},
+		{"cell/ca.crt", string(made.ca), 0o644},
+		{"cell/tls.crt", string(made.certificate), 0o644},
+		{"cell/tls.key", string(made.key), 0o644},
+		{"cell/service-account.key", string(account), 0o644},
 		{"cell/tokens.csv", token + ",admin,admin,system:masters\n", 0o644},
-		{"nats/ca.crt", made.ca, 0o644},
-		{"nats/tls.crt", made.logCertificate, 0o644},
-		{"nats/tls.key", made.logKey, 0o644},
+		{"nats/ca.crt", string(made.ca), 0o644},
+		{"nats/tls.crt", string(made.logCertificate), 0o644},
+		{"nats/tls.key", string(made.logKey), 0o644},
 		{"nats/authorization.conf", "", 0o644}, // 'make up' fills it
 		{"nats.env", passwords, 0o600},
 		{"log-servers", names, 0o600},
-		{"minio/public.crt", made.certificate, 0o644},
-		{"minio/private.key", made.key, 0o644},
+		{"minio/public.crt", string(made.certificate), 0o644},
+		{"minio/private.key", string(made.key), 0o644},
 		{"minio.env", fmt.Sprintf(ofMinIO, secret), 0o600},
-		{"ca.crt", made.ca, 0o600},
+		{"ca.crt", string(made.ca), 0o600},
 		{"kubeconfig", fmt.Sprintf(config, server, token), 0o600},
 	} {
 		if err := writeFile(filepath.Join(folder, f.name), f.content, f.mode); err != nil {
@@ -114,7 +111,7 @@ var leads = regexp.MustCompile(`(?m)^    server: .*$`)
 func logUsers(servers []string) (urls map[string]string, passwords string) {
 	urls = map[string]string{}
 	for _, role := range eventlog.Roles("", "") {
-		password := "p" + rand.Text() // nats-server would take a password that begins with a digit for a number
+		password := "p" + rand.Text() // nats-server would read a password that begins with a digit as a number
 		var all []string
 		for _, server := range servers {
 			all = append(all, fmt.Sprintf("tls://%s:%s@%s:4222", role.Name, password, server))
@@ -170,72 +167,22 @@ contexts:
 `
 
 // certified is the result of certify, as PEM.
-type certified struct{ ca, certificate, key, logCertificate, logKey string }
+type certified struct{ ca, certificate, key, logCertificate, logKey []byte }
 
 // certify makes an authority, one certificate and key for all servers, and another pair for the log's servers, which
 // are also clients of each other. It does not keep the authority's key.
-func certify(now time.Time) (*certified, error) {
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "logplane localstack"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	authorityKey, err := newKey()
+func certify() (made certified, err error) {
+	signer, ca, _, err := authority.New("logplane localstack")
 	if err != nil {
-		return nil, err
+		return made, err
 	}
-	ca, err := sign(authority, authority, authorityKey, authorityKey)
-	if err != nil {
-		return nil, err
+	made.ca = ca
+	if made.certificate, made.key, err = signer.Server("front", "api", "watcher", "lambda", "minio"); err != nil {
+		return made, err
 	}
-	server := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "logplane"},
-		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:    []string{"localhost", "front", "api", "watcher", "lambda", "minio"},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
-	}
-	ofLog := *server
-	ofLog.SerialNumber, ofLog.Subject.CommonName = big.NewInt(3), "nats"
-	ofLog.ExtKeyUsage = append(ofLog.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
-	ofLog.DNSNames, ofLog.IPAddresses = []string{"nats", "nats-2", "nats-3"}, nil
-	made := &certified{ca: ca}
-	if made.certificate, made.key, err = certificate(server, authority, authorityKey); err != nil {
-		return nil, err
-	}
-	made.logCertificate, made.logKey, err = certificate(&ofLog, authority, authorityKey)
+	made.logCertificate, made.logKey, err = signer.Sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: "nats"}, DNSNames: []string{"nats", "nats-2", "nats-3"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, authority.Life)
 	return made, err
-}
-
-// certificate makes a key and its certificate.
-func certificate(subject, issuer *x509.Certificate, by *key) (certificate, privateKey string, err error) {
-	of, err := newKey()
-	if err != nil {
-		return "", "", err
-	}
-	certificate, err = sign(subject, issuer, of, by)
-	return certificate, of.pem, err
-}
-
-type key struct {
-	*ecdsa.PrivateKey
-	pem string
-}
-
-func newKey() (*key, error) {
-	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(made)
-	return &key{made, block("PRIVATE KEY", der)}, err
-}
-
-func sign(subject, issuer *x509.Certificate, of, by *key) (string, error) {
-	der, err := x509.CreateCertificate(rand.Reader, subject, issuer, &of.PublicKey, by.PrivateKey)
-	return block("CERTIFICATE", der), err
-}
-
-func block(kind string, der []byte) string {
-	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// TestLogUsers: each role's password is the one that the log's servers know, in a file that only the owner can read.
-// Existing files stay, and are not used for other servers.
+// TestLogUsers: each role's password is the one that the log's servers know, in a file that only the owner can read. A
+// second run keeps existing files, but refuses to use them for other servers.
 func TestLogUsers(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "state")
 	three := []string{"nats", "nats-2", "nats-3"}

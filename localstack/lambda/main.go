@@ -51,7 +51,7 @@ func main() {
 func (o *options) check() error {
 	switch {
 	case flag.NArg() > 0:
-		return fmt.Errorf("'%s' is no flag: --help lists them", flag.Arg(0))
+		return fmt.Errorf("'%s' is not a flag: --help lists them", flag.Arg(0))
 	case o.certificateFile == "" || o.keyFile == "":
 		return errors.New("a function URL is HTTPS: give --tls-cert-file and --tls-private-key-file")
 	case o.sandboxes < 1:
@@ -66,7 +66,7 @@ func (o *options) check() error {
 // stopTime is how long requests may take after the process was told to end.
 const stopTime = 3 * time.Second
 
-// run serves until ctx ends. What sandboxes print goes to the log.
+// run serves until ctx ends. The output of the sandboxes goes to the log.
 func run(ctx context.Context, o options, log io.Writer) error {
 	if err := o.check(); err != nil {
 		return err

@@ -116,7 +116,8 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
-// If a probe gets no answer, that is not a defect of the bucket, but the bucket must not be used either.
+// TestProbeOfAnUnreachableBucket: a missing answer to a probe is not a defect of the bucket, but the bucket must not be
+// used either.
 func TestProbeOfAnUnreachableBucket(t *testing.T) {
 	for _, op := range []memory.Op{memory.OpCreate, memory.OpReplace, memory.OpGet, memory.OpGetRange, memory.OpCopy, memory.OpList, memory.OpDelete} {
 		b := memory.New()

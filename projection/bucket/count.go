@@ -95,7 +95,7 @@ func (c *Counted) Ensure(ctx context.Context, mayMake bool) (bool, error) {
 // Reconnect reconnects the wrapped bucket.
 func (c *Counted) Reconnect() { Reconnect(c.Bucket) }
 
-// count counts a request. Its span is part of ctx's trace, if there is one.
+// count counts a request. Its span is part of ctx's trace, if ctx has a trace.
 func (c *Counted) count(ctx context.Context, of *int64, kind string) (context.Context, trace.Span) {
 	c.mu.Lock()
 	*of++

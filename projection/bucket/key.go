@@ -16,10 +16,10 @@ const (
 )
 
 // CheckKey accepts only keys that every bucket can store, so that the same key works in all of them. A key is 1000
-// bytes at most. It consists of segments joined by '/', each 1 to 200 bytes of printable ASCII without a backslash, not
-// beginning with '.'. So a key never leaves a folder, and never names a file that begins with '.'.
+// bytes at most. It consists of segments joined by '/', each of 1 to 200 bytes of printable ASCII without a backslash.
+// No segment begins with '.'. So a key never leaves a folder, and never names a file that begins with '.'.
 //
-// A key must not be another key's folder ('a' beside 'a/b'): S3 would accept it, a file system cannot.
+// A key must not be another key's folder ('a' and 'a/b'): S3 would accept it, a file system cannot.
 func CheckKey(key string) error {
 	if len(key) > maxKeyBytes {
 		return fmt.Errorf("%w: %d bytes, more than %d", ErrInvalidKey, len(key), maxKeyBytes)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// ErrUnfit says that the bucket does not do what Logplane needs (Bucket): commits or segments would be lost.
+// ErrUnfit says that the bucket breaks a promise of Bucket that Logplane needs: commits or segments would be lost.
 var ErrUnfit = errors.New("the bucket cannot hold a projection")
 
 const (
@@ -20,15 +20,15 @@ const (
 	probeRacers   = 8
 )
 
-// Probe finds out whether a bucket really does what a Bucket promises. It returns ErrUnfit if the bucket answers
+// Probe finds out whether a bucket really keeps the promises of Bucket. It returns ErrUnfit if the bucket answers
 // wrongly.
 //
 //   - The bucket must refuse a second create, and a replacement that names an old ETag or a missing object.
 //   - Of several concurrent creates, and of several concurrent replacements, exactly one must succeed.
 //   - The bucket must read parts, copy, list in order and delete. Each change must be visible at once.
 //
-// Probe writes under '<prefix>/probe/' and removes what it wrote. A crash leaves some small objects that nothing reads.
-// Probe ends within 30 seconds.
+// Probe writes under '<prefix>/probe/' and removes these objects at its end. A crash leaves some small objects that
+// nothing reads. Probe ends within 30 seconds.
 func Probe(ctx context.Context, b Bucket, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
 	defer cancel()
@@ -90,7 +90,7 @@ func (p probe) refusals(ctx context.Context) error {
 
 // reads tries the requests without conditions: read parts, copy, list and delete.
 func (p probe) reads(ctx context.Context) error {
-	race, _, err := p.created(ctx, p.key+"-race") // as one of the racers left it
+	race, _, err := p.created(ctx, p.key+"-race") // with the content of the replacement that won
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,10 @@
-// Package cache keeps values within a budget of bytes. The least recently used go first, but no owner pushes out what
-// others need.
+// Package cache keeps values within a budget of bytes. The least recently used values are dropped first, but no owner
+// pushes out values that other owners need (docs/decisions/memory.md).
 //
-// Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
-// caches is dropped first. An owner is what a value belongs to: in a cell, the namespace of an object. A share is the
-// quarter of the caches' room that an owner may take from the others; an owner alone may have all of the room. A value
-// is cold when nobody has used it for 15 seconds. Held bytes belong to no cache and cannot be dropped. The caches have
-// the rest, and at least three eighths of the budget.
+// Nouns. A budget is the bytes that all caches of a process have together. Each value belongs to an owner: in a cell,
+// to the namespace of its object. A share is the quarter of the caches' room that an owner may take from the others. A
+// value is cold when nobody has used it for 15 seconds. Held bytes belong to no cache and cannot be dropped; the caches
+// have the rest, and at least three eighths of the budget.
 package cache
 
 import (
@@ -17,8 +16,7 @@ import (
 	"unsafe"
 )
 
-// shares is the number of shares of the caches' room. While the rest of the room is in use, an owner beyond one share
-// takes room only from itself.
+// shares: while the room is in use, an owner that has more than 1/shares of it takes room only from itself.
 const shares = 4
 
 // cold is how long an unused value is safe from an owner beyond its share.
@@ -28,9 +26,8 @@ const cold = 15 * time.Second
 type Budget struct {
 	limit int64
 
-	mu     sync.Mutex // guards what follows, and all caches of the budget
+	mu     sync.Mutex // guards the fields below, and all caches of the budget
 	bytes  int64      // of all entries
-	unused int64      // of the entries that were offered and never used
 	held   int64
 	recent list.List // of evictable, most recently used first
 	owners map[string]*owner
@@ -42,7 +39,7 @@ func NewBudget(bytes int64) *Budget { return &Budget{limit: bytes, owners: map[s
 // Limit is the whole of the budget.
 func (b *Budget) Limit() int64 { return b.limit }
 
-// Used returns the bytes that the caches keep, and the bytes that are held besides.
+// Used returns the bytes that the caches keep, and the held bytes, which no cache keeps.
 func (b *Budget) Used() (cached, held int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -57,20 +54,18 @@ func (b *Budget) Hold(bytes int64) {
 	b.bound(nil)
 }
 
-// room is how many bytes the caches may keep. It requires mu.
-//
-// A tail and a window of watches within their own bounds leave three eighths of a budget. But a tail may have 32 MiB
-// however small the budget is. It must not empty the caches, or each request would read and decode everything again.
+// room is how many bytes the caches may keep. It requires mu. There is some room, however much is held: otherwise each
+// request would read and decode everything again.
 func (b *Budget) room() int64 { return max(b.limit-b.held, b.limit*3/8) }
 
 // evictable is an entry of any cache. Its methods require mu.
 type evictable interface {
-	at() *place
+	at() *node
 	remove()
 }
 
-// place is what the entries of all caches have in common.
-type place struct {
+// node is the part that the entries of all caches have in common.
+type node struct {
 	bytes int64
 	used  time.Time
 	owner *owner
@@ -78,7 +73,7 @@ type place struct {
 	all, own *list.Element
 }
 
-func (p *place) at() *place { return p }
+func (p *node) at() *node { return p }
 
 type owner struct {
 	name   string
@@ -97,7 +92,6 @@ func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	p.owner = o
 	if unused {
 		p.all, p.own = b.recent.PushBack(e), o.recent.PushBack(e)
-		b.unused += p.bytes
 	} else {
 		p.used, p.all, p.own = time.Now(), b.recent.PushFront(e), o.recent.PushFront(e)
 	}
@@ -106,7 +100,8 @@ func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	b.bound(o)
 }
 
-// bound makes room for what o has added; o may be nil. It may remove the added value itself. It requires mu.
+// bound makes room for the value that o has added; o may be nil. bound may remove the added value itself. It requires
+// mu.
 func (b *Budget) bound(o *owner) {
 	for b.bytes > b.room() {
 		oldest := b.recent.Back().Value.(evictable)
@@ -115,21 +110,6 @@ func (b *Budget) bound(o *owner) {
 		}
 		oldest.remove()
 	}
-}
-
-// Tight says that used values have more than three quarters of the room, and that none of them is cold. So an added
-// value will soon cost another that somebody needs.
-func (b *Budget) Tight() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.bytes-b.unused <= b.room()*3/4 {
-		return false
-	}
-	oldest := b.recent.Back()
-	for oldest.Value.(evictable).at().used.IsZero() { // few unused values, at the end of the list
-		oldest = oldest.Prev()
-	}
-	return time.Since(oldest.Value.(evictable).at().used) < cold
 }
 
 // DropCold drops the cold values, and the values that were offered but never used. It returns how many bytes they had.
@@ -144,22 +124,16 @@ func (b *Budget) DropCold() (dropped int64) {
 }
 
 // use marks an entry as used now. It requires mu.
-func (b *Budget) use(p *place) {
-	if p.used.IsZero() {
-		b.unused -= p.bytes
-	}
+func (b *Budget) use(p *node) {
 	p.used = time.Now()
 	b.recent.MoveToFront(p.all)
 	p.owner.recent.MoveToFront(p.own)
 }
 
 // remove removes an entry from the lists. It requires mu.
-func (b *Budget) remove(p *place) {
+func (b *Budget) remove(p *node) {
 	b.recent.Remove(p.all)
 	b.bytes -= p.bytes
-	if p.used.IsZero() {
-		b.unused -= p.bytes
-	}
 	p.owner.recent.Remove(p.own)
 	p.owner.bytes -= p.bytes
 	if p.owner.recent.Len() == 0 {
@@ -177,7 +151,7 @@ type Cache[K comparable, V any] struct {
 }
 
 type entry[K comparable, V any] struct {
-	place
+	node
 	cache *Cache[K, V]
 	key   K
 	value V
@@ -185,7 +159,7 @@ type entry[K comparable, V any] struct {
 
 // New returns a cache that takes its bytes from the budget.
 func New[K comparable, V any](of *Budget) *Cache[K, V] {
-	// An entry has two elements in lists and one slot in a map, of which a quarter is empty.
+	// An entry has two list elements and one slot of a map. A quarter of a map's slots are empty.
 	overhead := unsafe.Sizeof(entry[K, V]{}) + 2*unsafe.Sizeof(list.Element{}) + (unsafe.Sizeof(*new(K))+unsafe.Sizeof(uintptr(0)))*4/3
 	return &Cache[K, V]{of: of, overhead: int64(overhead), entries: map[K]*entry[K, V]{}}
 }
@@ -204,7 +178,7 @@ func (c *Cache[K, V]) get(key K, use bool) (value V, ok bool) {
 		return value, false
 	}
 	if use {
-		c.of.use(&e.place)
+		c.of.use(&e.node)
 	}
 	return e.value, true
 }
@@ -218,8 +192,8 @@ func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	return c.add(key, ownerName, value, bytes, false)
 }
 
-// Offer is Add for a value that is not worth pushing out another. It is kept if there is room, and is the first to go
-// unless it is used.
+// Offer is Add for a value that must push out no kept value. The new value is kept if there is room. Until its first
+// use it is the first to be dropped.
 func (c *Cache[K, V]) Offer(key K, ownerName string, value V, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -228,7 +202,7 @@ func (c *Cache[K, V]) Offer(key K, ownerName string, value V, bytes int64) {
 	}
 }
 
-// add is Add and Offer. It requires mu of the budget.
+// add does the work of Add and of Offer. It requires mu of the budget.
 func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused bool) V {
 	if there, ok := c.entries[key]; ok {
 		return there.value
@@ -237,21 +211,11 @@ func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused 
 	if bytes > c.of.room() {
 		return value
 	}
-	e := &entry[K, V]{place: place{bytes: bytes}, cache: c, key: key, value: value}
+	e := &entry[K, V]{node: node{bytes: bytes}, cache: c, key: key, value: value}
 	c.entries[key] = e
 	c.bytes += bytes
 	c.of.add(ownerName, e, unused)
 	return value
-}
-
-// Replace replaces the value of a key, if the key is still there. This does not count as a use.
-func (c *Cache[K, V]) Replace(key K, value V, bytes int64) {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	if e, ok := c.entries[key]; ok {
-		e.value = value
-		e.grow(bytes + c.overhead - e.bytes)
-	}
 }
 
 // Grow says that the value of a key takes this many more bytes than before.
@@ -259,28 +223,19 @@ func (c *Cache[K, V]) Grow(key K, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	if e, ok := c.entries[key]; ok {
-		e.grow(bytes)
+		e.bytes += bytes
+		e.owner.bytes += bytes
+		c.bytes += bytes
+		c.of.bytes += bytes
+		c.of.bound(e.owner)
 	}
-}
-
-// grow is Grow for an entry. It requires mu of the budget.
-func (e *entry[K, V]) grow(bytes int64) {
-	c := e.cache
-	e.bytes += bytes
-	e.owner.bytes += bytes
-	c.bytes += bytes
-	c.of.bytes += bytes
-	if e.used.IsZero() {
-		c.of.unused += bytes
-	}
-	c.of.bound(e.owner)
 }
 
 // remove implements evictable.
 func (e *entry[K, V]) remove() {
 	delete(e.cache.entries, e.key)
 	e.cache.bytes -= e.bytes
-	e.cache.of.remove(&e.place)
+	e.cache.of.remove(&e.node)
 }
 
 // Remove forgets a key.
@@ -309,7 +264,8 @@ func (c *Cache[K, V]) Shrink() {
 	c.shrinkTo(c.of.limit / idle)
 }
 
-// shrinkTo drops the least recently used values of this cache beyond the bytes. It requires mu of the budget.
+// shrinkTo drops this cache's least recently used values until the rest fit into the bytes. It requires mu of the
+// budget.
 func (c *Cache[K, V]) shrinkTo(bytes int64) {
 	for at := c.of.recent.Back(); at != nil && c.bytes > bytes; {
 		oldest := at.Value

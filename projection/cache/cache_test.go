@@ -19,7 +19,7 @@ func newIn[K comparable, V any](of *Budget) *Cache[K, V] {
 	return c
 }
 
-// kept returns the owner's keys in the cache, the least recently used first. It marks none as used.
+// kept returns the owner's keys in the cache, the least recently used first. It marks no key as used.
 func (c *Cache[K, V]) kept(name string) (numbers []K) {
 	if o := c.of.owners[name]; o != nil {
 		for e := o.recent.Back(); e != nil; e = e.Prev() {
@@ -36,7 +36,7 @@ func (c *Cache[K, V]) sum() (all int64) {
 	return all
 }
 
-// Alone, an owner has the whole budget, and its least recently used value goes first.
+// TestOneOwner: alone, an owner has the whole budget, and its least recently used value is dropped first.
 func TestOneOwner(t *testing.T) {
 	c := newCache[int, int](10)
 	for n := range 20 {
@@ -51,7 +51,7 @@ func TestOneOwner(t *testing.T) {
 	require.Len(t, c.kept("a"), 10)
 }
 
-// A caller that adds a key that another caller has added meanwhile gets the existing value.
+// TestAddReturnsWhatIsKept: a caller that adds a key that another caller has added meanwhile gets the existing value.
 func TestAddReturnsWhatIsKept(t *testing.T) {
 	c := newCache[int, string](10)
 	require.Equal(t, "first", c.Add(1, "a", "first", 5))
@@ -62,7 +62,7 @@ func TestAddReturnsWhatIsKept(t *testing.T) {
 	require.False(t, ok)
 }
 
-// An offered value takes no other's room, and is the first to go until it is used.
+// TestOffer: an offered value takes no other value's room. Until it is used, it is the first to be dropped.
 func TestOffer(t *testing.T) {
 	c := newCache[int, int](5)
 	c.Add(1, "a", 1, 1)
@@ -85,7 +85,7 @@ func TestOffer(t *testing.T) {
 	require.Equal(t, 4, got)
 }
 
-// An idle process keeps recently used values.
+// TestDropCold: an idle process keeps recently used values.
 func TestDropCold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache[int, int](10)
@@ -108,8 +108,8 @@ func TestDropCold(t *testing.T) {
 	})
 }
 
-// An owner takes a quarter of a full cache from the others. Beyond that it takes only its own room and that of cold
-// values.
+// TestOwnersBeyondTheirShare: an owner takes a quarter of a full cache from the others. Beyond that quarter it takes
+// only its own room and the room of cold values.
 func TestOwnersBeyondTheirShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache[string, int](100)
@@ -147,7 +147,7 @@ func TestOwnersBeyondTheirShare(t *testing.T) {
 	})
 }
 
-// A share is a quarter of the caches' room, which excludes held bytes.
+// TestSharesBesideWhatIsHeld: a share is a quarter of the caches' room, which excludes held bytes.
 func TestSharesBesideWhatIsHeld(t *testing.T) {
 	c := newCache[string, int](100)
 	c.of.Hold(60)
@@ -161,7 +161,7 @@ func TestSharesBesideWhatIsHeld(t *testing.T) {
 	require.Len(t, c.kept("loud"), 10)
 }
 
-// A value beyond its owner's share finds no room among values that are in use.
+// TestALargeValue: a value beyond its owner's share finds no room among values that are in use.
 func TestALargeValue(t *testing.T) {
 	c := newCache[string, int](100)
 	for n := range 100 {
@@ -190,7 +190,7 @@ func TestRemoveAndShrink(t *testing.T) {
 	}
 }
 
-// All caches of a budget are one: the cache with the least recently used value gives way.
+// TestCachesShareABudget: all caches of a budget are one: the cache with the least recently used value gives way.
 func TestCachesShareABudget(t *testing.T) {
 	b := NewBudget(10)
 	numbers, names := newIn[int, int](b), newIn[string, int](b)
@@ -218,8 +218,8 @@ func TestCachesShareABudget(t *testing.T) {
 	require.Empty(t, b.owners)
 }
 
-// Held bytes take room from the caches until they are released. They never take all of it: a long tail would otherwise
-// leave a small process without any cache.
+// TestHold: held bytes take room from the caches until they are released. Held bytes never take all of the room: a long
+// tail would otherwise leave a small process without any cache.
 func TestHold(t *testing.T) {
 	c := newCache[int, int](10)
 	fill := func() {
@@ -243,7 +243,7 @@ func TestHold(t *testing.T) {
 	require.Len(t, c.entries, 10)
 }
 
-// An entry's overhead is counted, so that many small values stay within the budget.
+// TestEntriesCount: an entry's overhead is counted, so that many small values stay within the budget.
 func TestEntriesCount(t *testing.T) {
 	const n = 10_000
 	b := NewBudget(1 << 30)
@@ -272,59 +272,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// Values that were never used do not make a budget tight, because they go first.
-func TestTight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := NewBudget(1000)
-		c := New[int, int](b)
-		require.False(t, b.Tight())
-		c.overhead = 0
-		c.Add(1, "a", 1, 750)
-		require.False(t, b.Tight())
-		c.Offer(2, "a", 2, 200)
-		c.Grow(2, 10)
-		require.False(t, b.Tight())
-		c.Get(2)
-		c.Get(2)
-		require.True(t, b.Tight())
-		c.Remove(2)
-		c.Offer(3, "a", 3, 100)
-		c.Remove(3)
-		require.False(t, b.Tight())
-		b.Hold(10)
-		require.True(t, b.Tight(), "the caches' room is what is not held")
-		c.Offer(4, "a", 4, 100)
-		require.True(t, b.Tight(), "what was offered makes no room")
-		time.Sleep(cold)
-		require.False(t, b.Tight(), "what is cold goes, too")
-		c.Remove(4)
-		c.Add(5, "a", 5, 100)
-		require.False(t, b.Tight(), "what is cold goes first")
-		c.Get(1)
-		require.True(t, b.Tight())
-		c.of.DropCold()
-		require.Zero(t, b.unused)
-	})
-}
-
-// A value that replaces another counts in its place, for the same owner, and with the same age.
-func TestReplace(t *testing.T) {
-	c := newCache[int, string](10)
-	c.Add(1, "a", "long", 6)
-	c.Add(2, "a", "other", 3)
-	c.Replace(1, "short", 2)
-	c.Replace(3, "nobody", 1)
-	got, _ := c.Get(1)
-	require.Equal(t, "short", got)
-	require.Equal(t, []int{2, 1}, c.kept("a"))
-	require.EqualValues(t, 5, c.sum())
-	require.EqualValues(t, 5, c.bytes)
-	c.Get(2)
-	c.Replace(1, "longer", 8)
-	require.Equal(t, []int{2}, c.kept("a"), "it was used longer ago")
-}
-
-// A value that grows makes room for itself, and is dropped if there is none.
+// TestGrow: a value that grows makes room for itself, and is dropped if there is none.
 func TestGrow(t *testing.T) {
 	c := newCache[int, int](10)
 	for n := range 5 {

@@ -7,9 +7,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// One encoder and one decoder serve the process. Both are safe for concurrent use through EncodeAll and DecodeAll, and
-// hold no goroutine. They are made on first use, so that a process start does not pay for them. The encoder takes one
-// block at a time: commits, compactions and restores write one block after the other, or wait for the bucket.
+// One encoder and one decoder serve the process. They are made on first use, so that a process start does not pay for
+// them. The encoder takes one block at a time: writers wait for the bucket most of the time.
 var (
 	encoder = sync.OnceValue(func() *zstd.Encoder {
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false),

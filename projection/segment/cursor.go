@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// firstRead is how many bytes a scan first reads, which holds a page of a list. maxRead is how many it reads in the
-	// end, so that a full scan makes few requests.
+	// firstRead is how many bytes the first read of a scan has: enough for a page of a list. Later reads grow up to
+	// maxRead, so that a full scan makes few requests.
 	firstRead = 512 << 10
 	maxRead   = 8 << 20
 	readGrows = 4
-	// maxBatch is how many blocks are decoded concurrently, at most. maxDecoded bounds their bytes, unless it is one
-	// block. A scan begins with one block.
+	// maxBatch is how many blocks are decoded concurrently, at most. maxDecoded bounds their bytes, unless a single
+	// block has more. A scan begins with one block.
 	maxBatch   = 8
 	maxDecoded = 512 << 10
 )
@@ -29,7 +29,8 @@ type Cursor struct {
 	entries []Entry
 	// ahead bounds the bytes of the next read, and most bounds ahead.
 	ahead, most int
-	// decoded are blocks from block on. sealed are the blocks after them that were read but not decoded yet.
+	// decoded are the decoded blocks, of which the first has the index 'block'. sealed are the next blocks, which were
+	// read but not decoded yet.
 	decoded []*Block
 	sealed  [][]byte
 	batch   int
@@ -56,8 +57,8 @@ func (c *Cursor) Continue(before *Cursor) {
 	c.ahead, c.batch = before.ahead, before.batch
 }
 
-// Share makes cursors that are read together read no further ahead in total than one cursor alone would. bytes is this
-// cursor's part of all their bytes, ofAll.
+// Share is for cursors that are read together: in total they read no further ahead than one cursor alone would. bytes
+// is the size of this cursor's data, ofAll the size of the data of all these cursors.
 func (c *Cursor) Share(bytes, ofAll int64) {
 	c.most = max(firstRead, int(maxRead*bytes/max(ofAll, 1)))
 	c.ahead = min(c.ahead, c.most)
@@ -128,8 +129,8 @@ func (c *Cursor) pass() {
 	}
 }
 
-// excluded says that the filter wants nothing of the block. If the next block has older versions of the last key, it
-// must be excluded too, as they would otherwise become visible.
+// excluded says that the filter wants nothing of the block. If the next block has older versions of the block's last
+// key, the filter must want nothing of that block either, because these versions would become visible.
 func (c *Cursor) excluded(block int) bool {
 	if c.Filter == nil {
 		return false
@@ -139,12 +140,9 @@ func (c *Cursor) excluded(block int) bool {
 		(len(blocks) == 1 || blocks[1].first != blocks[0].last || c.excluded(block+1))
 }
 
-// CountBlocks skips the next blocks whose keys are all before the key that limit returns, without reading them; "" is
-// unbounded. It returns how many of their keys have a live newest version. It does not skip a block
-//
-//   - while entries of the previous block are left,
-//   - that shares a key with another block,
-//   - in a segment whose index has no counts.
+// CountBlocks skips, without reading, the next blocks whose keys are all before the key that limit returns; "" is
+// unbounded. It returns how many live keys the skipped blocks have. It skips no block that shares a key with another,
+// and no block of a segment whose index has no counts. It skips nothing while entries of the previous block are left.
 func (c *Cursor) CountBlocks(limit func() string) (live int) {
 	if len(c.entries) > 0 || !c.r.footer.counted {
 		return 0
@@ -222,8 +220,8 @@ func (c *Cursor) cached(block int) (*Block, bool) {
 	return c.r.cache.Block(c.r.file, block)
 }
 
-// read fetches a run of adjacent blocks that are wanted and not in the cache, with one request. The run ends before an
-// excluded block. If the context has ended it reads nothing, not even from a local copy.
+// read fetches adjacent blocks that are wanted and not in the cache, with one request. If the context has ended it
+// reads nothing, not even from a local copy.
 func (c *Cursor) read(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -5,7 +5,7 @@ import "encoding/binary"
 // Decoder reads primitive values, one after the other. Once a value is missing or too large, the decoder has failed and
 // returns zeroes, so that callers need to check only once, at the end.
 type Decoder struct {
-	// Rest is what has not been read yet.
+	// Rest is the part of the input that has not been read yet.
 	Rest   []byte
 	Failed bool
 }

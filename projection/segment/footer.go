@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Version of the format. Readers support every released version for ever.
+// Version of the format.
 const Version = 1
 
 const (
@@ -24,9 +24,7 @@ type blockRef struct {
 	size int
 	raw  int
 	rows int
-	// live is how many keys of the block have a newest version that is not a tombstone; void versions do not count.
-	// Only the entries of this block decide.
-	live int
+	live int // how many live keys the block has, see liveKeys
 }
 
 // Summary describes a whole segment.
@@ -44,14 +42,16 @@ type footer struct {
 	blocks []blockRef
 	bloom  []byte
 	hashes int
-	// counted says that the index has the number of live keys of each block. Not all segments of version 1 have it.
+	// counted says that the index has the number of live keys of each block. Not all segments of version 1 have these
+	// numbers.
 	counted bool
 }
 
 // flagCounted is the flag for counted in the trailer.
 const flagCounted = 1
 
-// header depends only on kind and version, so the footer's checksum covers it without reading it from the file.
+// header depends only on kind and version, so the footer's checksum covers the header even if the header was not read
+// from the file.
 func header(kind Kind) []byte {
 	h := binary.LittleEndian.AppendUint32(nil, magic)
 	h = binary.LittleEndian.AppendUint16(h, Version)

@@ -37,8 +37,7 @@ type Reader struct {
 	sealed []byte
 }
 
-// Open reads the footer of a file; size and footerSize are the sizes of file and footer. The cache and errors identify
-// the file by name.
+// Open reads the footer of a file. The cache and errors identify the file by name.
 func Open(ctx context.Context, name string, source Source, cache Cache, size, footerSize int64) (*Reader, error) {
 	if footerSize > size {
 		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
@@ -73,7 +72,8 @@ func OpenFooter(name string, source Source, cache Cache, size int64, sealed []by
 // Footer is the segment's footer, to be kept for OpenFooter. It must not be changed.
 func (r *Reader) Footer() []byte { return r.sealed }
 
-// Through is the same segment, read through another cache; nil for readers that read all of it once.
+// Through returns a reader of the same segment through another cache. A nil cache is for readers that read all of the
+// segment once.
 func (r *Reader) Through(c Cache) *Reader {
 	through := *r
 	through.cache = c
@@ -199,11 +199,11 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 	return b, nil
 }
 
-// liveKeys counts the keys of a block whose newest version is not a tombstone; void versions do not count.
+// liveKeys counts a block's keys whose newest version is not a tombstone; void versions do not count.
 type liveKeys struct {
 	n   int
 	key string
-	// decided says that a version of the key that is not void was seen.
+	// decided says that a non-void version of the key was seen.
 	decided bool
 }
 

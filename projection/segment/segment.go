@@ -2,18 +2,19 @@
 //
 // Nouns. An Entry is a key, a revision, flags and an opaque value. A block is about 64 KiB of entries, compressed and
 // checksummed separately. The footer ends the file: an index of the blocks, a bloom filter of the keys and a trailer. A
-// segment of kind Keys is ordered by key ascending, revision descending. One of kind Events is ordered by revision
-// ascending; its keys are the revisions.
+// segment of kind Keys is ordered by key ascending, revision descending. A segment of kind Events is ordered by
+// revision ascending; its keys are the revisions.
 //
 // The path through the package:
 //
 //  1. A Writer takes entries in order and cuts blocks. Finish returns the file.
 //  2. Open reads the footer with one ranged read.
 //  3. Find asks the bloom filter and then the index, and reads one block.
-//  4. Scan reads ahead runs of adjacent blocks, of growing length, and never past the end asked for.
+//  4. Scan reads ahead. Each read has more adjacent blocks than the one before, but none past the end of the scan's
+//     range.
 //
-// A checksum covers every byte. A mismatch is a *FormatError that names the place. So are bytes that match but have a
-// meaning that this program does not know.
+// Every byte has a checksum. The error of a mismatch is a *FormatError, which says where the mismatch is. Bytes that
+// match their checksum, but have a meaning that this program does not know, are a *FormatError too.
 package segment
 
 import (
@@ -76,7 +77,7 @@ var (
 	ErrNewer   = errors.New("a newer Logplane wrote it: run that version here, or a later one")
 )
 
-// FormatError says why a segment cannot be read, and names the place. Either the bytes are damaged, or they are intact
+// FormatError says why a segment cannot be read, and where. Either the bytes are damaged, or they are intact
 // but have a meaning that this program does not know.
 type FormatError struct {
 	// File is the name given to Open.

@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
 
 func randomEntries(rng *rand.Rand, keys, size int) []Entry {
@@ -129,7 +127,7 @@ func TestWriterRefusesDisorder(t *testing.T) {
 	require.NoError(t, w.Add(Entry{Key: "b", Revision: 4}))
 }
 
-// Verify finds a flipped bit anywhere, and the error names the place.
+// TestEveryFlippedBitIsFound: Verify finds a flipped bit anywhere, and the error names the place.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	ctx := context.Background()
 	for _, kind := range []Kind{Keys, Events} {
@@ -159,7 +157,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	}
 }
 
-// Intact bytes with an unknown meaning are not called damaged: a newer program wrote them.
+// TestWhatANewerLogplaneWrote: intact bytes with an unknown meaning are not called damaged: a newer program wrote them.
 func TestWhatANewerLogplaneWrote(t *testing.T) {
 	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 4)), 30, 50))
 	end := len(file) - trailerSize
@@ -174,9 +172,9 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 		want string
 	}{
 		{changed(end+44, 2), "footer: version 2 is not known"},
-		{segmenttest.Reseal(changed(end, 3)), "footer: kind 3 is not known"},
-		{segmenttest.Reseal(changed(end+2, 3)), "footer: flags 0x3 are not known"},
-		{segmenttest.Reseal(changed(end+3, 1)), "footer: flags 0x101 are not known"},
+		{reseal(changed(end, 3)), "footer: kind 3 is not known"},
+		{reseal(changed(end+2, 3)), "footer: flags 0x3 are not known"},
+		{reseal(changed(end+3, 1)), "footer: flags 0x101 are not known"},
 		{flagged, "block 0 at offset 8: entry 0 has flags 0x4, which are not known"},
 	} {
 		r, err := OpenBytes("f", c.file)
@@ -226,18 +224,18 @@ func TestBloomFalsePositives(t *testing.T) {
 	require.Less(t, wrong, 20000/100)
 }
 
-// An intact file stays unchanged. A damaged one becomes intact as far as its structure can be followed.
+// TestReseal: an intact file stays unchanged. A damaged file becomes intact as far as its structure can be followed.
 func TestReseal(t *testing.T) {
 	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 9)), 60, 5000))
-	require.Equal(t, file, segmenttest.Reseal(file))
+	require.Equal(t, file, reseal(file))
 	r, err := OpenBytes("f", file)
 	require.NoError(t, err)
-	require.Equal(t, r.Footer(), segmenttest.ResealFooter(r.Footer()))
+	require.Equal(t, r.Footer(), resealFooter(r.Footer()))
 	require.Greater(t, len(r.footer.blocks), 1)
 	for _, at := range []int{0, 7, int(r.footer.blocks[1].offset) - 1, len(file) - 60, len(file) - 5} {
 		damaged := bytes.Clone(file)
 		damaged[at] ^= 1
-		sealed, err := OpenBytes("f", segmenttest.Reseal(damaged))
+		sealed, err := OpenBytes("f", reseal(damaged))
 		require.NoError(t, err, at)
 		_ = sealed.Verify(t.Context())
 	}
@@ -256,7 +254,7 @@ func FuzzOpen(f *testing.F) {
 	f.Add(file)
 	f.Fuzz(func(t *testing.T, file []byte) {
 		ctx := t.Context()
-		r, err := OpenBytes("f", segmenttest.Reseal(file))
+		r, err := OpenBytes("f", reseal(file))
 		if err != nil {
 			return
 		}
@@ -351,8 +349,8 @@ func FuzzParseFooter(f *testing.F) {
 	})
 }
 
-// seal makes a footer of its parts, and returns the size of a file that it describes. It takes the numbers of blocks
-// and rows from the index if the index can be parsed, else from the arguments.
+// seal makes a footer of its parts, and returns the size of the file that the footer describes. It takes the numbers of
+// blocks and rows from the index if the index can be parsed, else from the arguments.
 func seal(index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, greatest uint64) (sealed []byte, size int64) {
 	d, count, sum := Decoder{Rest: index}, uint32(0), uint64(0)
 	size = headerSize
@@ -375,7 +373,7 @@ func seal(index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, gr
 	}
 	sealed = binary.LittleEndian.AppendUint32(sealed, uint32(len(index)))
 	sealed = binary.LittleEndian.AppendUint32(sealed, uint32(len(bloom)))
-	sealed = segmenttest.ResealFooter(append(sealed, make([]byte, 12)...))
+	sealed = resealFooter(append(sealed, make([]byte, 12)...))
 	return sealed, size + int64(len(sealed))
 }
 
@@ -446,7 +444,7 @@ func TestSkipDecodesNothingOfWhatItSkips(t *testing.T) {
 	require.LessOrEqual(t, len(decoded), 8, "of %d blocks", len(r.footer.blocks))
 }
 
-// TestSkipIsAScan: after any skips, the cursor yields what a scan would yield from there.
+// TestSkipIsAScan: after any skips, the cursor yields the entries that a scan would yield from there.
 func TestSkipIsAScan(t *testing.T) {
 	ctx := t.Context()
 	rng := rand.New(rand.NewPCG(5, 5))
@@ -483,7 +481,7 @@ func TestSkipIsAScan(t *testing.T) {
 	}
 }
 
-// someBlocks excludes the given blocks, and records the entries of those that are read.
+// someBlocks excludes the given blocks, and records the entries of the blocks that are read.
 type someBlocks struct {
 	t       *testing.T
 	r       *Reader

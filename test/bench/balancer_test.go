@@ -16,13 +16,13 @@ import (
 )
 
 // A balancer stands in front of several watchers. It has one TCP address, and each new connection goes to the next
-// process that says it is ready. Apart from that question, it knows nothing about HTTP. It runs in a process of its
-// own, because each connection takes two file descriptors. If the descriptors of one process would not suffice, several
-// processes accept from one listener.
+// process that reports readiness. Apart from asking for readiness, a balancer knows nothing about HTTP. A balancer runs
+// in a process of its own, because each connection takes two file descriptors. If the descriptors of one process would
+// not suffice, several processes accept from one listener.
 const (
-	balancedVariable = "LOGPLANE_BENCH_BALANCED" // the addresses behind it; if it is set, this process is a balancer
+	balancedVariable = "LOGPLANE_BENCH_BALANCED" // the addresses behind the balancer; if this variable is set, this process is a balancer
 	probeInterval    = 100 * time.Millisecond
-	// spareFiles are the file descriptors that a process needs for other things than connections.
+	// spareFiles are the file descriptors that a process needs besides its connections.
 	spareFiles = 500
 )
 
@@ -59,7 +59,7 @@ func (c *tier) startBalancers(urls []string, connections int) string {
 	return listener.Addr().String()
 }
 
-// connectionsOfBalancer is how many connections one process can carry.
+// connectionsOfBalancer is how many connections one balancer can carry.
 func connectionsOfBalancer() int { return max(1, (openFiles()-spareFiles)/2) }
 
 // openFiles is how many files a process may have open; Go has already raised that limit as far as possible.
@@ -107,8 +107,8 @@ func balance(urls []string) {
 	}
 }
 
-// probe asks for readiness again and again, as kubelet does. A process that says no is not ready at once; one that does
-// not answer counts as ready until the third failure.
+// probe asks for readiness again and again, as kubelet does. A process that answers no is at once not ready; a process
+// that does not answer counts as ready until the third failure.
 func (k *backend) probe() {
 	client := &http.Client{
 		Timeout: time.Second,
@@ -128,7 +128,7 @@ func (k *backend) probe() {
 	}
 }
 
-// dial connects to the next process that is ready and reachable; if no process is ready, to any that is reachable.
+// dial connects to the next process that is ready and reachable; if no process is ready, to any reachable process.
 func (b *balancer) dial() (conn net.Conn, err error) {
 	for _, any := range []bool{false, true} {
 		for range b.backends {
@@ -160,8 +160,8 @@ func (b *balancer) carry(client *net.TCPConn) {
 	there.Wait()
 }
 
-// pass copies one direction, and then its end. It hides from Go that both are TCP connections: otherwise Go would hold
-// a pipe, which is two more file descriptors, for as long as it waits.
+// pass copies one direction, and then closes that direction. It hides from Go that both ends are TCP connections:
+// otherwise Go would hold a pipe (two more file descriptors) while pass waits.
 func pass(to, from *net.TCPConn) {
 	type reader struct{ io.Reader }
 	type writer struct{ io.Writer }

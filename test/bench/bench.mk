@@ -1,4 +1,4 @@
-# Included by the Makefile. See test/bench/README.md.
+# The Makefile includes this file. See test/bench/README.md.
 PEER := $(BIN)/peer
 
 $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: test/bench/kubernetes/go.mod
@@ -7,7 +7,7 @@ $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: test/bench/kubernetes
 	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
 	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/nats-server github.com/nats-io/nats-server/v2
 
-# Phony, because Go itself decides what is out of date.
+# The binaries are phony, because Go itself decides whether they are out of date.
 .PHONY: $(PEER)/peer $(PEER)/compare
 $(PEER)/peer $(PEER)/compare:
 	@cd test/bench/kubernetes && $(RELEASE) go build -o $@ ./$(notdir $@)

@@ -12,8 +12,8 @@ import (
 // definitions is how many CustomResourceDefinitions a large platform has.
 const definitions = 3000
 
-// BenchmarkManyDefinitions prints what 3,000 CustomResourceDefinitions in 100 groups cost 'logplane dev': to create
-// them, to describe them all, to use one for the first time, and to start with them.
+// BenchmarkManyDefinitions prints what 3,000 CustomResourceDefinitions in 100 groups cost 'logplane dev': their
+// creation, the description of all of them, the first use of one, and a start with all of them.
 func BenchmarkManyDefinitions(b *testing.B) {
 	for b.Loop() {
 		folder := b.TempDir()

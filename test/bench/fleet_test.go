@@ -101,15 +101,15 @@ func (f *fleet) await(what string, holds func() bool) {
 	}
 }
 
-// reflector keeps a position and watches from there, as client-go's reflector does. Where that one would list again,
-// this one only counts it.
+// reflector keeps a position and watches from there, as client-go's reflector does. Where client-go's reflector would
+// list again, this reflector only counts a list.
 type reflector struct {
 	fleet     *fleet
 	client    *http.Client
 	namespace int
 	position  uint64
 	seen      int     // events and bookmarks
-	events    []event // what the client received
+	events    []event // those that the client received
 }
 
 type event struct {
@@ -167,7 +167,7 @@ func (r *reflector) watch(ctx context.Context) (rest time.Duration) {
 // goesOn says whether client-go would watch again after this error.
 func goesOn(err error) bool { return utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) }
 
-// refused follows client-go's rules: try again if the answer says so, and list otherwise.
+// refused follows client-go's rules: watch again if the answer says so, and list otherwise.
 func (r *reflector) refused(answer *http.Response) (rest time.Duration) {
 	rest = retryAfter(answer)
 	switch code := answer.StatusCode; {
@@ -182,7 +182,7 @@ func (r *reflector) refused(answer *http.Response) (rest time.Duration) {
 	return 0
 }
 
-// list counts that a client would have had to list, by reason.
+// list counts a list that a client would have had to make, by reason.
 func (f *fleet) list(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -256,7 +256,7 @@ func (f *fleet) update(namespace, object int, value uint64) {
 }
 
 // load writes at a rate until 'during' has returned, but at least for the time 'least'. A late write does not delay the
-// others: writes that could not be sent in time are made up for.
+// others: load sends the overdue writes as soon as it can.
 func (f *fleet) load(rate int, least time.Duration, during func()) {
 	var wait sync.WaitGroup
 	enough, places := make(chan struct{}), make(chan struct{}, 200)

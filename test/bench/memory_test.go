@@ -109,7 +109,7 @@ func fromEnvironment(name string, otherwise int) int {
 	return otherwise
 }
 
-// pod returns a Pod that is stored in about so many bytes, part of which does not compress.
+// pod returns a Pod whose stored form has about the given number of bytes, some of which do not compress.
 func pod(i, bytes int) string {
 	random := make([]byte, max(0, bytes-1130)/2)
 	_, _ = rand.Read(random) // never fails
@@ -200,7 +200,7 @@ func configMap(name string, bytes int) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q},"data":{"k":"%x"}}`, name, random)
 }
 
-// warmUp sends a few requests of each kind, so that everything that is built only once exists.
+// warmUp sends a few requests of each kind, so that all structures that are built only once exist.
 func (l *load) warmUp() {
 	l.call("POST", collection, configMap("warm", 100))
 	for range 50 {

@@ -10,8 +10,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// BenchmarkManyRules prints what a request costs a user who may do one thing, among many users who each have a
-// ClusterRole and a binding of their own: in steady state, after each new binding, and first after a start.
+// BenchmarkManyRules prints the cost of a request by a user with one right, in a cell of many users. Each user has a
+// ClusterRole and a binding of their own. The cost is measured in steady state, after each new binding, and for the
+// first request after a start.
 func BenchmarkManyRules(b *testing.B) {
 	for _, users := range []int{100, 3000} {
 		b.Run(fmt.Sprintf("users=%d", users), func(b *testing.B) {

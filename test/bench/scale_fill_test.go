@@ -34,7 +34,7 @@ const (
 	podsPerNode       = 8
 	podsPerNamespace  = 1000
 	podsPerReplicaSet = 100
-	// objectsPerBatch leaves room for the other writes that each object brings, within the 1,000 events of one append.
+	// objectsPerBatch leaves room, within the 1,000 events of one append, for the other writes that each object causes.
 	objectsPerBatch = 250
 	// mostWaiting is how many events may wait for the projector while the cell is filled.
 	mostWaiting = 20_000
@@ -43,8 +43,8 @@ const (
 // stored encodes objects as the registries store them.
 var stored = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
-// filler writes objects with the product's own packages, but without HTTP and admission. Each object is a copy of one
-// that was made through the API, with its own names, uids, hashes and addresses.
+// filler writes objects with the product's own packages, but without HTTP and admission. Each object is a copy of an
+// object that was made through the API, but has its own names, uids, hashes and addresses.
 type filler struct {
 	b          testing.TB
 	projection *projection.Projection
@@ -104,7 +104,7 @@ func (f *filler) awaitProjector() {
 	f.b.Fatal("the projector does not keep up")
 }
 
-// forget raises the floor to the head and purges the log, as would happen in time.
+// forget raises the floor to the head and purges the log, as if the retention periods had passed.
 func (f *filler) forget() {
 	head := eventlog.Revision(f.head())
 	f.no(f.projection.Retain(f.b.Context(), head, head))
@@ -149,7 +149,7 @@ func template[T runtime.Object](f *filler, rowKey string, key *eventlog.Key) T {
 func encoded(object runtime.Object) []byte {
 	var b bytes.Buffer
 	if err := stored.Encode(object, &b); err != nil {
-		panic(err) // it was decoded above
+		panic(err) // the object was decoded above
 	}
 	return b.Bytes()
 }
@@ -185,14 +185,14 @@ type object struct {
 	value runtime.Object
 }
 
-// copyOf gives a copy of a template its own identity, and returns its key.
+// copyOf gives a copy of a template its own identity, and returns the copy's key.
 func copyOf(meta *metav1.ObjectMeta, key eventlog.Key, namespace, name string, uid types.UID) eventlog.Key {
 	meta.Namespace, meta.Name, meta.UID = namespace, name, uid
 	key.Namespace, key.Name = namespace, name
 	return key
 }
 
-// grow makes the nodes from one number up to another, and all objects that belong to them.
+// grow makes the nodes from one number up to another number, and all objects that belong to these nodes.
 func (f *filler) grow(from, to int) {
 	rng := rand.New(rand.NewPCG(1, uint64(to)))
 	for range to - from {
@@ -254,8 +254,8 @@ func address(network, i int) string {
 	return fmt.Sprintf("%d.%d.%d.%d", network, i>>16&255, i>>8&255, i&255)
 }
 
-// write writes the objects that make returns for each number, in large batches, and waits while the projector is too
-// far behind.
+// write writes the objects that the function 'make' returns for each number, in large batches, and waits while the
+// projector is too far behind.
 func (f *filler) write(from, to int, make func(rng *rand.Rand, i int) []object) {
 	var running sync.WaitGroup
 	var next atomic.Int64
@@ -286,7 +286,7 @@ func (f *filler) write(from, to int, make func(rng *rand.Rand, i int) []object) 
 	}
 }
 
-// put writes objects, and the other writes that each brings, in one batch.
+// put writes objects, and the other changes that each object causes, in one batch.
 func (f *filler) put(ctx context.Context, objects []object) error {
 	v, err := f.projection.Latest(ctx)
 	for err == nil {
@@ -308,13 +308,13 @@ func (f *filler) put(ctx context.Context, objects []object) error {
 		}
 		change := kubestore.Change{Key: o.key, After: o.value}
 		if _, exists := at.Row(); exists {
-			change.Before = o.value // its owners are the same
+			change.Before = o.value // the object's owners are the same
 		}
-		beside, err := dependents.Beside(ctx, v, change)
+		alongside, err := dependents.Alongside(ctx, v, change)
 		if err != nil {
 			return err
 		}
-		writes = append(writes, beside...)
+		writes = append(writes, alongside...)
 		writes = append(writes, at.Put("application/vnd.kubernetes.protobuf", encoded(o.value), 0))
 	}
 	for i, w := range writes {

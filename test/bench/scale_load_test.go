@@ -162,7 +162,7 @@ func (s *scale) writes(nodes int) {
 	s.oldWatch(old)
 }
 
-// sameAsMade checks that the filler stores objects as the API would: then an update with the same content writes
+// sameAsMade checks that the filler stores objects as the API would: an update with the same content must write
 // nothing.
 func (s *scale) sameAsMade() {
 	for _, path := range []string{podPath(4711 % podsPerNamespace), "/api/v1/nodes/" + nodeName(7), "/apis/coordination.k8s.io/v1/namespaces/" + leaseNamespace + "/leases/" + nodeName(7)} {
@@ -186,8 +186,8 @@ func (s *scale) newPod(namespace, name string) []byte {
 	return body
 }
 
-// renewals updates Leases as kubelets do, from a few clients, and puts the processor time of each role. Each client has
-// its own Leases, whose revisions it knows.
+// renewals updates Leases as kubelets do, from a few clients, and puts the processor time of each role into the table.
+// Each client has its own Leases, whose revisions it knows.
 func (s *scale) renewals(name string, nodes int) {
 	leases := make([]*coordinationv1.Lease, min(leaseUpdates, nodes/leaseClients*leaseClients))
 	each := func(do func(i int) error) {
@@ -271,10 +271,11 @@ func (s *scale) watch(ctx context.Context, path string, from uint64) *http.Respo
 	return answer
 }
 
-// paced appends Lease updates at a steady rate, without HTTP, and puts the resources that the projector uses.
+// paced appends Lease updates at a steady rate, without HTTP, and puts the resources that the projector uses into the
+// table.
 func (s *scale) paced() {
-	// The log no longer has events of the Leases. In a steady cell it has, and then the projector looks nothing up. So
-	// each Lease is first updated once.
+	// The log no longer has events of the Leases. In a steady cell the log has such events, so the projector need not
+	// look the Leases up. So each Lease is first updated once.
 	for i := 0; i < pacedRate*pacedSeconds; i += pacedBatch {
 		s.no(s.filler.renew(s.b.Context(), i, pacedBatch))
 	}
@@ -337,8 +338,8 @@ func (s *scale) bucketRequests() map[string]float64 {
 	return found
 }
 
-// oldWatch watches the Pods of one namespace from before all writes of this step. The last of those writes is a Pod
-// that oldWatch creates.
+// oldWatch watches the Pods of one namespace from a revision before all writes of this step. The last of those writes
+// is a Pod that oldWatch creates.
 func (s *scale) oldWatch(old uint64) {
 	passed := float64(s.filler.head() - old)
 	for _, which := range []string{"first", "again"} {

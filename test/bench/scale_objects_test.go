@@ -1,7 +1,7 @@
 package bench
 
 // templates are created through the API; the objects that fill a cell are copies of them. They are about as large as
-// such objects are in real clusters, with what kubelets report in their status.
+// such objects are in real clusters, with the fields that kubelets report in their status.
 var templates = []struct{ path, body, status string }{
 	{"/api/v1/nodes", nodeBody, nodeStatus},
 	{"/apis/coordination.k8s.io/v1/namespaces/" + leaseNamespace + "/leases", leaseBody, ""},

@@ -26,8 +26,8 @@ import (
 )
 
 // BenchmarkScale fills a cell with LOGPLANE_SCALE Nodes ('make bench-scale': 100,000), and a Lease and eight Pods for
-// each. It prints the costs at a sixteenth of that number, at an eighth, and so on. Each role is a process of its own,
-// so that its processor time is known; 'dev' is started on the same folder too.
+// each Node. It prints the costs at a sixteenth of that number of Nodes, at an eighth, and so on. Each role is a
+// process of its own, so that its processor time is known; 'dev' is started on the same folder too.
 func BenchmarkScale(b *testing.B) {
 	nodes, err := strconv.Atoi(os.Getenv("LOGPLANE_SCALE"))
 	if err != nil || nodes < 16*100 {
@@ -49,7 +49,7 @@ func BenchmarkScale(b *testing.B) {
 	s.print()
 }
 
-// scale is one cell that grows, and what was measured in it.
+// scale is one cell that grows, and the figures that were measured in it.
 type scale struct {
 	b      *testing.B
 	folder string
@@ -194,7 +194,7 @@ func (s *scale) fill(from, to int) {
 	s.put("fill: log CPU, µs an event", float64((s.cpuOfLog()-logging).Microseconds())/events)
 	s.put("projector VmHWM, MiB", statusOf(s.b, s.projector, "VmHWM"))
 	s.putRoot("")
-	s.filler.open(s.where[1], s.bucket()) // reads the root that has everything
+	s.filler.open(s.where[1], s.bucket()) // reads the root that covers all events
 	s.filler.forget()
 	s.end()
 }
@@ -255,7 +255,7 @@ func (s *scale) starts() {
 	s.filler.open(s.where[1], s.bucket())
 }
 
-// startWatcher starts a watcher, which has read nothing yet, in place of the one before.
+// startWatcher starts a watcher, which has read nothing yet, in place of the watcher before.
 func (s *scale) startWatcher(what string) {
 	if s.watcher != nil {
 		s.watcher.Stop()

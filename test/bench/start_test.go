@@ -1,9 +1,9 @@
-// Package bench measures the built binary as a whole process: how soon it serves, and how much memory it holds.
+// Package bench measures the built binary as a whole process: how soon the process serves, and how much memory it
+// holds.
 package bench
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -44,7 +44,7 @@ func BenchmarkExecToFirstGet(b *testing.B) {
 	firstGet(b, "/api/v1/namespaces/default", nil)
 }
 
-// BenchmarkExecToFirstCustomResource measures the same for a custom resource.
+// BenchmarkExecToFirstCustomResource measures the cold start of a function up to a first GET of a custom resource.
 func BenchmarkExecToFirstCustomResource(b *testing.B) {
 	const widgets = "/apis/example.com/v1/namespaces/default/widgets"
 	firstGet(b, widgets+"/a", func(url string) {
@@ -111,12 +111,13 @@ func BenchmarkDevRestart(b *testing.B) {
 	})
 }
 
-// measure starts the command on one core, waits until a GET of the path answers 200, and kills it, again and again.
+// measure repeats these steps: it starts the command on one core, waits until a GET of the path answers 200, and kills
+// the process.
 func measure(b *testing.B, path string, command func(address string) []string) {
 	b.Helper()
 	var peak int64
 	for b.Loop() {
-		peak = max(peak, startOnce(b, path, command(freeAddress(b))))
+		peak = max(peak, startOnce(b, path, command(eventlogtest.FreeAddress(b))))
 	}
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/start")
 	b.ReportMetric(float64(peak)/1024, "peak-MiB")
@@ -166,14 +167,4 @@ func await(b *testing.B, client *http.Client, url string) {
 		time.Sleep(500 * time.Microsecond)
 	}
 	b.Fatalf("%s: %v", url, last)
-}
-
-func freeAddress(b *testing.B) string {
-	b.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

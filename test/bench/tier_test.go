@@ -51,7 +51,7 @@ type tier struct {
 	throttled atomic.Int64 // writes that were told to try again
 }
 
-// process is one watcher; after a restart the next one has the same address.
+// process is one watcher; after a restart the next watcher has the same address.
 type process struct {
 	address string
 	cmd     *exec.Cmd
@@ -64,7 +64,7 @@ func newTier(b *testing.B, watchers int, over protocol) *tier {
 		b.Fatalf("init: %v: %s", err, out)
 	}
 	c.start("projector")
-	c.api = freeAddress(b)
+	c.api = eventlogtest.FreeAddress(b)
 	c.start("api", "--listen", c.api, "--authorization-mode", "AlwaysAllow")
 	awaitOK(b, "http://"+c.api+"/readyz")
 	if over == http2 {
@@ -113,7 +113,7 @@ func (c *tier) url(address string) string {
 	return "http://" + address
 }
 
-// client returns a client for the tier's protocol. With HTTP/2 it has one connection.
+// client returns a client for the tier's protocol. With HTTP/2 the client has one connection.
 func (c *tier) client() *http.Client {
 	t := &http.Transport{MaxIdleConns: 1, ReadBufferSize: 2048, WriteBufferSize: 1024}
 	if c.over == http2 {
@@ -143,7 +143,7 @@ func (c *tier) run(p *process) {
 	await(c.b, c.client(), c.url(p.address)+"/readyz")
 }
 
-// restart stops a watcher as a rolling upgrade does, and then starts the next one in its place.
+// restart stops a watcher as a rolling upgrade does, and then starts the next watcher in its place.
 func (c *tier) restart(p *process) {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	_ = p.cmd.Wait()
@@ -161,8 +161,8 @@ func watcherAddress() string {
 	}
 }
 
-// call sends a request to the API process, and again for as long as it is told to. It returns the revision in the
-// answer, and when the request that got it was sent.
+// call sends a request to the API process, again and again while the answer says to try again. It returns the revision
+// in the answer, and the time when the answered request was sent.
 func (c *tier) call(method, path, contentType, body string) (revision uint64, sent time.Time) {
 	for {
 		sent = time.Now()
@@ -172,7 +172,7 @@ func (c *tier) call(method, path, contentType, body string) (revision uint64, se
 			c.throttled.Add(1)
 			time.Sleep(after)
 			continue
-		case http.StatusConflict: // the write lost to another four times in a row; nothing of it was written
+		case http.StatusConflict: // the write lost to other writes four times in a row; nothing was written
 			continue
 		case http.StatusOK, http.StatusCreated:
 		default:
@@ -206,7 +206,7 @@ func (c *tier) send(method, path, contentType, body string) (code int, after tim
 	return answer.StatusCode, retryAfter(answer), data
 }
 
-// retryAfter returns how long an answer asks to wait, 0 if it does not.
+// retryAfter returns how long an answer asks the client to wait, 0 if the answer does not ask.
 func retryAfter(answer *http.Response) time.Duration {
 	seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
 	return time.Duration(seconds) * time.Second

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// watchesOf returns how many watches a benchmark of this file may open. These benchmarks take minutes, so they run only
+// watchesOf returns how many watches a benchmark of this file may open. The benchmarks take minutes, so they run only
 // if LOGPLANE_BENCH_WATCHES is set ('make bench-watch').
 func watchesOf(b *testing.B, want int) int {
 	most, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_WATCHES"))
@@ -27,9 +27,9 @@ func eachProtocol(b *testing.B, run func(b *testing.B, over protocol)) {
 	}
 }
 
-// BenchmarkRollingRestart: 10,000 watches over three watcher processes behind one address, which are restarted one
-// after another under 200 writes/s. No client may notice: no event is lost or repeated, and there is no list and no
-// 410.
+// BenchmarkRollingRestart opens 10,000 watches on three watcher processes behind one address, and restarts the
+// processes one after another under 200 writes/s. No client may notice: no event is lost or repeated, no client lists,
+// and no client gets a 410.
 func BenchmarkRollingRestart(b *testing.B) {
 	eachProtocol(b, func(b *testing.B, over protocol) {
 		n := watchesOf(b, 10_000)
@@ -63,7 +63,7 @@ func fanOut(b *testing.B, over protocol, n int) {
 	f := &fleet{tier: newTier(b, 1, over), namespaces: 1, objects: 16}
 	f.create()
 	pid := f.watchers[0].cmd.Process.Pid
-	// so that everything exists that is built on first use
+	// so that all structures that are built on first use exist
 	await(b, f.client(), f.url(f.front)+f.collection(0)+"?watch=1")
 	before := residentBytes(b, pid)
 	f.watch(n)
@@ -78,9 +78,9 @@ func fanOut(b *testing.B, over protocol, n int) {
 	b.ReportMetric(used.Seconds()/elapsed.Seconds()*100, "cpu-%")
 }
 
-// BenchmarkUpdateStorm: 25 watches on 10,000 ConfigMaps, all of which are updated in four rounds, by 1,000 clients at
-// once. Every watch gets every update, a million events. Lag is counted from the moment an update was sent, which
-// includes the time of the write, and also from the moment its answer had arrived.
+// BenchmarkUpdateStorm: 25 watches follow 10,000 ConfigMaps, which 1,000 clients at once update in four rounds. Every
+// watch gets every update, a million events. The benchmark reports two lags. One begins when an update is sent, so that
+// lag includes the write. The other begins when the update's answer arrives.
 func BenchmarkUpdateStorm(b *testing.B) {
 	const watches, objects, rounds, writers = 25, 10_000, 4, 1000
 	watchesOf(b, watches+writers)

@@ -39,18 +39,19 @@ const (
 	startTimeout = time.Minute
 	// recoverTimeout is how long a process may take to recover after a fault has ended.
 	recoverTimeout = time.Minute
-	// runVariable names the run. Containers have it as a label, by which 'make chaos' removes those of a killed test.
+	// runVariable names the run. Containers have that name as a label, by which 'make chaos' removes the containers of
+	// a killed test.
 	runVariable = "CHAOS_RUN"
 )
 
 // skews are the errors of the clocks of the log's servers, in seconds. The log's time jumps when the leader changes.
 var skews = [servers]int{90, 0, -90}
 
-// processSkews are the errors of the processes' clocks in seconds, if imageVariable is set. MinIO, like S3, refuses
-// requests that are signed with a clock that is wrong by more than 15 minutes.
+// processSkews are the errors of the processes' clocks in seconds, if imageVariable is set. MinIO, like S3, refuses a
+// request if the clock that signed it is wrong by more than 15 minutes.
 var processSkews = map[string]int{"watcher": -600, "api1": 1200, "projector": -1200, "lifecycle": 600}
 
-// smallDisk is the server with a small disk. Each time it ends, it loses the disk and gets a new one.
+// smallDisk is the server with a small disk. Each time the server ends, it loses the disk and gets a new disk.
 const smallDisk = servers - 1
 
 var quiet = log.New(io.Discard, "", 0)
@@ -66,24 +67,24 @@ type cell struct {
 	all    []*box // in the order of their starts
 	apis   []*box
 	nats   []*box
-	// monitors are the addresses where each of the log's servers reports its own health.
+	// monitors are the addresses at which the log's servers report their own health.
 	monitors []string
 	front    *bucketFront
 	js       jetstream.JetStream // the test's own connection, without links
 	// environment gives a command the addresses of the cell.
 	environment testcontainers.ContainerCustomizer
 
-	// clients has a link from the processes to each server, routes[i] the links between server i and the others, and
-	// bucket the link to MinIO.
+	// clients has a link from the processes to each server. routes[i] has the links between server i and the other
+	// servers. bucket is the link to MinIO.
 	clients []*link
 	routes  [servers][]*link
 	bucket  *link
 
 	mu     sync.Mutex
-	faults []string // guarded by mu: what processes did wrong
+	faults []string // guarded by mu: the faults of processes
 }
 
-// box is a container that faults happen to.
+// box is a container that can have faults.
 type box struct {
 	cell    *cell
 	name    string
@@ -175,8 +176,8 @@ func (c *cell) startLog(l *links) {
 			routes = append(routes, "nats://"+link.address())
 			c.routes[i], c.routes[j] = append(c.routes[i], link), append(c.routes[j], link)
 		}
-		// The advertised address leads nowhere. Otherwise servers that learn of each other would connect directly, and
-		// bypass the links.
+		// The advertised address leads nowhere. Otherwise servers that learn each other's addresses would connect
+		// directly, and bypass the links.
 		config := fmt.Sprintf(`server_name: nats%d
 server_tags: [nats%d]
 listen: %q
@@ -202,7 +203,7 @@ cluster { name: cell, listen: %q, advertise: "127.0.0.1:1", no_advertise: true, 
 	require.NoError(c.t, err)
 }
 
-// startBox starts a container of the cell. It is removed when the test ends.
+// startBox starts a container of the cell. The container is removed when the test ends.
 func (c *cell) startBox(name, image, address, health string, options ...testcontainers.ContainerCustomizer) *box {
 	c.t.Helper()
 	b := &box{cell: c, name: name, address: address, health: health, up: true, start: 1}
@@ -230,7 +231,7 @@ func (c *cell) launch(image string, options ...testcontainers.ContainerCustomize
 	return one
 }
 
-// runUntil runs a command of logplane, again and again until it succeeds, and returns what it printed.
+// runUntil runs a command of logplane, again and again until the command succeeds, and returns its output.
 func (c *cell) runUntil(args ...string) string {
 	c.t.Helper()
 	for deadline := time.Now().Add(startTimeout); ; {
@@ -338,8 +339,8 @@ func healthy(ctx context.Context, transport http.RoundTripper, url string) error
 	return nil
 }
 
-// requireClock requires that the process's clock is wrong by so many seconds. It does nothing if the image cannot move
-// the clock.
+// requireClock requires that the process's clock is wrong by the given number of seconds. It does nothing if the image
+// cannot move the clock.
 func (b *box) requireClock(skew int) {
 	t := b.cell.t
 	t.Helper()
@@ -356,8 +357,8 @@ func (b *box) requireClock(skew int) {
 	require.InDelta(t, skew, time.Until(at).Seconds(), 10, b.name)
 }
 
-// whole waits until the log has a leader whose replicas keep up. It returns the leader's name, and by how much its
-// clock differs from the test's.
+// whole waits until the log has a leader whose replicas keep up. It returns the leader's name, and the difference
+// between the leader's clock and the test's.
 func (c *cell) whole(ctx context.Context) (leader string, skew time.Duration, err error) {
 	for tick := time.NewTicker(50 * time.Millisecond); ; {
 		leader, skew, err = c.isWhole(ctx)
@@ -388,8 +389,9 @@ func (c *cell) isWhole(ctx context.Context) (leader string, skew time.Duration, 
 			return "", 0, fmt.Errorf("%s does not keep up", r.Name)
 		}
 	}
-	// The leader calls a replica current as soon as it answers. Only the server itself knows that it still fetches what
-	// its disk lost. It cannot lead before that, and every change of leader makes it begin anew.
+	// The leader calls a replica current as soon as it answers. Only the replica itself knows whether it still fetches
+	// the events that its disk lost. Before the end of that work the replica cannot lead, and every change of leader
+	// makes the work begin anew.
 	for i, address := range c.monitors {
 		if err := healthy(ctx, http.DefaultTransport, "http://"+address+"/healthz?account=$G"); err != nil {
 			return "", 0, fmt.Errorf("nats%d: %w", i, err)
@@ -398,7 +400,7 @@ func (c *cell) isWhole(ctx context.Context) (leader string, skew time.Duration, 
 	return info.Cluster.Leader, time.Until(info.TimeStamp).Round(time.Second), nil
 }
 
-// allRun notes each container that has ended by itself, as a fault.
+// allRun notes as a fault each container that has ended by itself.
 func (c *cell) allRun(ctx context.Context) {
 	for _, b := range c.all {
 		if state, err := b.c.State(ctx); err != nil || !state.Running {
@@ -454,8 +456,8 @@ func (p *ports) free(t testing.TB) string {
 	return ""
 }
 
-// needDocker returns a client of Docker. If this machine cannot run the cell, it skips the test, or fails it where
-// tests must run.
+// needDocker returns a client of Docker. If this machine cannot run the cell, needDocker skips the test; where
+// container tests must run, it fails the test.
 func needDocker(t testing.TB) *testcontainers.DockerClient {
 	t.Helper()
 	tclog.SetDefault(quiet)

@@ -1,4 +1,4 @@
-# Faults in containers. Included by the Makefile.
+# The targets for tests of faults in containers. The Makefile includes this file.
 
 CHAOS  ?= 30m
 SKEWED := $(IMAGES)/skewed
@@ -10,14 +10,15 @@ CHAOS_TEST = run=chaos-$$$$; trap 'docker ps -aq --filter label=logplane.chaos='
 chaos: images-minio images-skewed-nats images-skewed-logplane ### faults of CHAOS in containers, one after another, under clients whose history porcupine checks; CHAOS_SEED repeats their order
 	@$(CHAOS_TEST) CHAOS=$(CHAOS) CHAOS_IMAGE=logplane/logplane:skewed go test -vet=off -run '^TestChaos$$' -count 1 -v -timeout 0 . | grep -vE '^=== '
 
-# Takes less than three minutes, and does not build all of Kubernetes again: the processes' own clocks are right.
+# chaos-test takes less than three minutes. It does not build all of Kubernetes again, because the processes' own clocks
+# are right.
 .PHONY: chaos-test
 chaos-test:
 	@if docker version >/dev/null 2>&1 || [ "$$CI" = true ]; then $(MAKE) --no-print-directory images-minio images-logplane images-skewed-nats; fi
 	@$(CHAOS_TEST) go test -vet=off -run '^TestChaos$$' -count 1 -v -timeout 10m . | grep -vE '^=== '
 
 # A container has the clock of its machine. So programs are built with another time.Now, which is wrong by CLOCK_SKEW
-# seconds. Everything else is as in the other images.
+# seconds. Otherwise these images are like the other images.
 $(SKEWED)/overlay.json: test/chaos/skew.go.txt test/chaos/chaos.mk
 	@mkdir -p $(@D)
 	@root=$$(go env GOROOT)/src/time; folder=$(CURDIR)/$(@D); \

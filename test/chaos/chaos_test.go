@@ -1,10 +1,10 @@
-// Package chaos does to containers what clouds do to machines, and checks the answers that clients get meanwhile.
+// Package chaos makes containers fail as machines fail in clouds, and checks the answers that clients get meanwhile.
 //
-// Three nats-servers, whose clocks differ by minutes, MinIO, two api, a watcher, a projector and a lifecycle run in
-// containers of the real engine. Between them and their clients are links of toxiproxy, and in front of MinIO a proxy
-// that may answer in its place. Concurrent clients send requests to both api processes while one fault after another
-// happens (faults_test.go). At the end all keys are read through both. The history is checked as test/history does:
-// each key by porcupine, and lists by revision.
+// The containers of the real engine run three nats-servers (whose clocks differ by minutes), MinIO, two api, a watcher,
+// a projector and a lifecycle. Links of toxiproxy lie between the servers and their clients. A proxy in front of MinIO
+// may answer in MinIO's place. Concurrent clients send requests to both api processes while one fault after another
+// happens (faults_test.go). At the end all keys are read through both api processes. The history is checked as
+// test/history does: each key by porcupine, and lists by revision.
 package chaos
 
 import (
@@ -36,7 +36,7 @@ const (
 type happened struct {
 	planned
 	began, ended, whole int64 // in the history's time
-	// recovered is how long after the fault's end each process worked again.
+	// recovered is the time from the fault's end until each process worked again.
 	recovered map[string]time.Duration
 	leader    string
 	skew      time.Duration
@@ -164,8 +164,8 @@ func (h *happened) writes(ctx context.Context, c *cell, w *history.Workload) err
 	}
 }
 
-// line summarizes what the fault cost. It counts all requests that were under way between the fault's begin and the
-// time when the log was whole again.
+// line summarizes the cost of the fault. It counts all requests that were under way between the fault's beginning and
+// the time when the log was whole again.
 func (h *happened) line(w *history.Workload) string {
 	outcomes, n := map[history.Outcome]int{}, 0
 	for _, o := range w.Record.Operations() {
@@ -184,7 +184,7 @@ func (h *happened) line(w *history.Workload) string {
 		time.Duration(h.whole-h.ended).Seconds(), h.leader, h.skew.Seconds())
 }
 
-// report checks the history, and prints what happened. It saves the history if something in it is wrong.
+// report checks the history, and prints a summary. It saves a history that has violations.
 func report(t *testing.T, c *cell, w *history.Workload, seed uint64, all []happened) {
 	operations := w.Record.Operations()
 	began := time.Now()

@@ -23,7 +23,7 @@ import (
 	spoil "github.com/logplane/logplane/test/servers"
 )
 
-// fault is something that happens to a target in the cell. begin returns a function that ends the fault; it is not
+// fault is something that happens to a target in the cell. begin returns a function that ends the fault; begin is not
 // called in parallel.
 type fault struct {
 	name    string
@@ -70,7 +70,7 @@ func (c *cell) box(name string) *box {
 			return b
 		}
 	}
-	panic(name) // the names are those of containers
+	panic(name) // every name is the name of a container
 }
 
 // links returns the links with a name of linkNames.
@@ -97,17 +97,17 @@ func (c *cell) pause(ctx context.Context, target string) (func(context.Context) 
 	return b.resume, b.pause(ctx)
 }
 
-// cutOff cuts one server off from the others and from all clients.
+// cutOff cuts one server off from the other servers and from all clients.
 func (c *cell) cutOff(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(append(c.links("clients-"+target), c.links("routes-"+target)...), (*link).cut, (*link).join)
 }
 
-// cut breaks the connections of links and refuses new ones.
+// cut breaks the connections of links and refuses new connections.
 func (c *cell) cut(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(c.links(target), (*link).cut, (*link).join)
 }
 
-// silence makes links lose all that they carry, while the connections stay open.
+// silence makes links lose all bytes that they carry, while the connections stay open.
 func (c *cell) silence(_ context.Context, target string) (func(context.Context) error, error) {
 	return onLinks(c.links(target), func(l *link) error { return l.poison(silent) }, (*link).heal)
 }
@@ -128,7 +128,7 @@ func onLinks(links []*link, begin, end func(*link) error) (func(context.Context)
 }
 
 // fillDisk fills the small disk with another stream, which only that server holds. At the end the server gets a new
-// disk, because JetStream does not use a disk again that was full (docs/run/log.md).
+// disk, because JetStream does not use a disk again after it was full (docs/run/log.md).
 func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.nats[smallDisk]
 	leader := b.name
@@ -150,7 +150,7 @@ func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Contex
 	if err != nil {
 		return end, err
 	}
-	// A server that was cut off until now may not know yet which server places streams.
+	// A server that was cut off until now perhaps does not know yet which server places streams.
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		_, err := js.CreateStream(attempt, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Placement: &jetstream.Placement{Tags: []string{b.name}}})
@@ -188,8 +188,8 @@ func (c *cell) forgetFiller(ctx context.Context) error {
 	}
 }
 
-// flipBits cuts a server's power, and flips bits in one of a hundred events on its disk. It flips half of them where
-// the server cannot notice. Then the server starts again with that disk, and becomes the leader.
+// flipBits cuts a server's power, and flips bits in one of a hundred events on its disk. Half of the flipped bits are
+// in places where the server cannot notice. Then the server starts again with that disk, and becomes the leader.
 func (c *cell) flipBits(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.box(target)
 	if err := b.kill(ctx); err != nil {
@@ -264,7 +264,8 @@ func (c *cell) spoilBucket(_ context.Context, target string) (func(context.Conte
 	}, nil
 }
 
-// depose makes another server the leader: the target, or the one after it. The log's time jumps to that server's clock.
+// depose makes another server the leader: the target, or the server after the target. The log's time jumps to that
+// server's clock.
 func (c *cell) depose(ctx context.Context, target string) (func(context.Context) error, error) {
 	nothing := func(context.Context) error { return nil }
 	leader, _, err := c.whole(ctx)
@@ -307,7 +308,7 @@ type planned struct {
 }
 
 // plan is an endless sequence of rounds. In each round every fault happens once. A fault goes through all its targets,
-// in a random order, before it repeats one.
+// in a random order, before it repeats a target.
 type plan struct {
 	cell   *cell
 	random *rand.Rand

@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// links are the connections between containers. Each can be slowed, silenced and cut.
+// links are the connections between containers. Each link can be slowed, silenced and cut.
 type links struct {
 	t      testing.TB
-	server *toxiproxy.ApiServer // holds what its proxies share; it does not listen
+	server *toxiproxy.ApiServer // holds the settings that its proxies share; it does not listen
 }
 
 func newLinks(t testing.TB) *links {
@@ -32,13 +32,13 @@ func (l *links) link(name, to string) *link {
 	return &link{proxy: proxy}
 }
 
-// link is one such connection.
+// link is the connection to one address.
 type link struct {
 	proxy  *toxiproxy.Proxy
 	toxics []string // names, in the order in which bytes pass them
 }
 
-// address is where the link listens. It stays the same over cuts.
+// address is where the link listens. The address stays the same after cuts.
 func (l *link) address() string { return l.proxy.Listen }
 
 // toxic is a fault of a link in both directions, in the terms of toxiproxy's documentation.
@@ -50,7 +50,7 @@ type toxic struct {
 // slow behaves like a bad line to another continent.
 var slow = []toxic{{"latency", map[string]int{"latency": 150, "jitter": 100}}, {"bandwidth", map[string]int{"rate": 200}}} // ms, KB/s
 
-// silent loses every byte, while the connections stay open. When it ends, they break.
+// silent loses every byte, while the connections stay open. The connections break when silent ends.
 var silent = []toxic{{"timeout", map[string]int{"timeout": 0}}}
 
 func (l *link) poison(toxics []toxic) error {
@@ -70,8 +70,8 @@ func (l *link) poison(toxics []toxic) error {
 	return nil
 }
 
-// heal takes all toxics away, the last one first. The bytes that a toxic holds pass through the remaining ones, and
-// toxiproxy waits for that: it would take minutes if one of those had a small bandwidth.
+// heal removes all toxics, the last one first. The bytes that a toxic holds pass through the remaining toxics, and
+// toxiproxy waits for these bytes: the wait would take minutes if a remaining toxic had a small bandwidth.
 func (l *link) heal() error {
 	for _, name := range slices.Backward(l.toxics) {
 		if err := l.proxy.Toxics.RemoveToxic(context.Background(), name); err != nil {
@@ -82,7 +82,7 @@ func (l *link) heal() error {
 	return nil
 }
 
-// cut breaks every connection and refuses new ones, until join.
+// cut breaks every connection, and refuses new connections until join.
 func (l *link) cut() error {
 	l.proxy.Stop()
 	return nil

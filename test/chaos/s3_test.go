@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// bucketFault is how the bucket's server misbehaves. The zero value means that it does not.
+// bucketFault says how the bucket's server misbehaves. The zero value means that the server is correct.
 type bucketFault struct {
-	// status is the answer to one of two requests; 0 for none. If after is set, MinIO has done what was asked, but the
-	// client cannot know that.
+	// status is the answer to one of two requests; 0 for none. If after is set, MinIO has carried out the request, but
+	// the client cannot know that.
 	status int
 	after  bool
 	// broken: one of two answers ends half-way, and the connection breaks.
@@ -46,7 +46,7 @@ func newBucketFront(t testing.TB, address string, random *rand.Rand) *bucketFron
 	transport := &http.Transport{DisableCompression: true}
 	proxy := &httputil.ReverseProxy{
 		Transport: transport,
-		// The signature covers the host that the client asked.
+		// The signature covers the host to which the client sent the request.
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: address})
 			r.Out.Host = r.In.Host
@@ -82,7 +82,7 @@ func (f *bucketFront) set(fault bucketFault) {
 	f.fault = fault
 }
 
-// draw returns the present fault, and whether it hits this request.
+// draw returns the present fault, and whether the fault hits this request.
 func (f *bucketFront) draw() (fault bucketFault, hit bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,7 +134,7 @@ func (f *bucketFront) spoil(answer *http.Response) error {
 	return nil
 }
 
-// replace replaces the answer's body, and sets the length that it claims to have.
+// replace replaces the answer's body, and sets the length that the answer claims to have.
 func (f *bucketFront) replace(answer *http.Response, body []byte, length int) error {
 	f.spoilt.Add(1)
 	_ = answer.Body.Close()
@@ -144,7 +144,7 @@ func (f *bucketFront) replace(answer *http.Response, body []byte, length int) er
 	return nil
 }
 
-// refusal is S3's answer when it fails, or when requests come too fast.
+// refusal is S3's answer when S3 fails, or when requests come too fast.
 func refusal(status int) (int, []byte) {
 	code := "InternalError"
 	if status == http.StatusServiceUnavailable {

@@ -23,8 +23,8 @@ var (
 	rows            = regexp.MustCompile(`(?m)^\| ([0-9]+) \|`)
 )
 
-// elsewhere are names that look like a file of this repository, but are a library, a file that a script writes, or a
-// file that many packages have.
+// elsewhere are names that look like the name of one file of this repository, but are not: names of libraries, of files
+// that scripts write, and of files that many packages have.
 var elsewhere = map[string]bool{"nats.go": true, "objects.yaml": true, "doc.go": true}
 
 // TestCitationsHaveTargets: if a comment cites an invariant, a row of api.md or a file, the target exists.
@@ -91,7 +91,7 @@ func TestCitationsHaveTargets(t *testing.T) {
 	require.Greater(t, cited, 100)
 }
 
-// exists looks for a file beside the one that cites it, below the root of the repository, and in docs.
+// exists looks for a file next to the citing file, below the root of the repository, and in docs.
 func exists(citing, file string) bool {
 	for _, folder := range []string{filepath.Dir(citing), "../..", "../../docs", "../../docs/decisions"} {
 		if _, err := os.Stat(filepath.Join(folder, file)); err == nil {

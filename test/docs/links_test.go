@@ -19,7 +19,7 @@ var (
 	dropped = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 )
 
-// anchorsOf are those that a page's headings have.
+// anchorsOf returns the anchors of a page's headings.
 func anchorsOf(t *testing.T, page string) map[string]bool {
 	t.Helper()
 	anchors := map[string]bool{}
@@ -35,7 +35,8 @@ func anchorsOf(t *testing.T, page string) map[string]bool {
 	return anchors
 }
 
-// TestLinksHaveTargets: each link between pages leads to a file of the repository, and to a heading of that page.
+// TestLinksHaveTargets: each link between pages leads to an existing file of the repository. If the link names a
+// heading, that file has the heading.
 func TestLinksHaveTargets(t *testing.T) {
 	require.NoError(t, filepath.WalkDir("../..", func(page string, d fs.DirEntry, err error) error {
 		switch {

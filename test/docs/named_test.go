@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// promises is where a promise begins in a document, and where it ends.
+// promises has, by document, the patterns that match the beginning and the end of a promise.
 var promises = map[string]struct{ begin, end *regexp.Regexp }{
 	"guarantees.md": {regexp.MustCompile(`(?m)^### `), regexp.MustCompile(`(?m)^##`)},
 	"security.md":   {regexp.MustCompile(`(?m)^- \*\*`), regexp.MustCompile(`(?m)^(- |$)`)},
@@ -19,9 +19,9 @@ var promises = map[string]struct{ begin, end *regexp.Regexp }{
 
 var testsNamed = regexp.MustCompile("`((?:Test|Benchmark|Fuzz)\\w+)(…?)`")
 
-// TestNamedTestsExist: a promise names the tests that hold it. Each of them is there, and each promise of
-// docs/guarantees.md and docs/security.md has one. So is each that the Makefile names: a pattern that matches none
-// would run none.
+// TestNamedTestsExist: a promise names the tests that prove it. Each named test exists, and each promise of
+// docs/guarantees.md and docs/security.md names a test. Each test that the Makefile names exists, too: a pattern that
+// matches no test would run no test.
 func TestNamedTestsExist(t *testing.T) {
 	exists := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {

@@ -18,8 +18,8 @@ import (
 
 const module = "github.com/logplane/logplane/"
 
-// importsByPackage returns, for each folder with Go code other than tests, the packages of this repository that it
-// imports. All names are relative to the repository.
+// importsByPackage returns, for each folder with Go code other than tests, the packages of this repository that the
+// code imports. All names are relative to the repository.
 func importsByPackage(t *testing.T) map[string][]string {
 	t.Helper()
 	packages := map[string][]string{}
@@ -61,8 +61,8 @@ func importsByPackage(t *testing.T) map[string][]string {
 // packageRow is a row of the table of packages.
 type packageRow struct {
 	packages []string
-	// imports are the packages that the row's packages may import. rooms: they may import every package below them.
-	// everything: they may import any package.
+	// imports are the packages that the row's packages may import. rooms: the row's packages may import every package
+	// below them. everything: the row's packages may import any package.
 	imports           []string
 	rooms, everything bool
 }
@@ -109,8 +109,8 @@ func TestEveryPackageIsInTheTable(t *testing.T) {
 	require.Equal(t, slices.Sorted(maps.Keys(importsByPackage(t))), named)
 }
 
-// TestImportsAreInTheTable: each package imports exactly those packages of this repository that its row of that table
-// names.
+// TestImportsAreInTheTable: each package imports exactly those packages of this repository that the package's row of
+// the table names.
 func TestImportsAreInTheTable(t *testing.T) {
 	imports := importsByPackage(t)
 	whole := func(name string) string {
@@ -141,5 +141,15 @@ func TestImportsAreInTheTable(t *testing.T) {
 		slices.Sort(said)
 		slices.Sort(are)
 		require.Equal(t, said, slices.Compact(are), row.packages)
+	}
+}
+
+// TestExamplesImportPromisedPackages: the examples, which stand for the programs of users, import no package of this
+// repository that docs/architecture.md does not promise.
+func TestExamplesImportPromisedPackages(t *testing.T) {
+	for folder, ours := range importsByPackage(t) {
+		if strings.HasPrefix(folder, "examples/") {
+			require.Subset(t, []string{"subscribe", "logplanetest"}, ours, folder)
+		}
 	}
 }

@@ -7,19 +7,27 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// TestVersionsAreShared: modules that 'make test' builds beside the product use its versions of shared dependencies. A
-// different version makes Go compile everything that depends on it again, at worst hundreds of packages of Kubernetes.
+// TestVersionsAreShared: modules that 'make test' builds besides the product use the product's versions of shared
+// dependencies. For each other version of a dependency, Go recompiles every package that depends on it, at worst
+// hundreds of packages of Kubernetes.
 func TestVersionsAreShared(t *testing.T) {
 	product := required(t, ".")
-	for _, module := range []string{"tools/kubectl", "test/subscribe", "test/chaos"} {
+	for _, module := range []string{"tools/kubectl", "test/subscribe", "test/history", "test/outside", "test/chaos"} {
 		for path, version := range required(t, module) {
 			if ours, ok := product[path]; ok && version != ours {
 				t.Errorf("%s is %s in %s/go.mod and %s in go.mod: run 'go get %s@%s' and 'go mod tidy' there", path, version, module, ours, path, ours)
 			}
 		}
 	}
+}
+
+// TestKubernetesVersion: the version that '/version' names is that of the libraries.
+func TestKubernetesVersion(t *testing.T) {
+	require.Equal(t, required(t, ".")["k8s.io/kubernetes"], spec.KubernetesVersion)
 }
 
 // required returns the versions in a module's go.mod.

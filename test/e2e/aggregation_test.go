@@ -22,9 +22,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAggregation: processes forward requests for a remote API server to it, and show it the client certificate of
-// their flags. The lifecycle writes whether the server can be reached, and kubectl works with the resources that it
-// serves.
+// TestAggregation: processes forward requests to a remote API server, and show that server the client certificate in
+// their flags. The lifecycle records whether the server can be reached, and kubectl works with the resources that the
+// server serves.
 func TestAggregation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")

@@ -17,7 +17,7 @@ import (
 )
 
 // TestHistoryNamesWhoDeletedTheNamespace: a person deletes a namespace. The history of its objects names that person as
-// the one who deleted them, and an undo of all that the person has done brings them back.
+// the user who deleted them, and an undo of all changes by that person restores the objects.
 func TestHistoryNamesWhoDeletedTheNamespace(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory")

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +26,7 @@ func TestCellInTenCommands(t *testing.T) {
 	home := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
 	require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin/logplane")))
-	script := strings.NewReplacer("127.0.0.1:7380", freeAddress(t), "127.0.0.1:7381", freeAddress(t)).Replace(commands[0])
+	script := strings.NewReplacer("127.0.0.1:7380", eventlogtest.FreeAddress(t), "127.0.0.1:7381", eventlogtest.FreeAddress(t)).Replace(commands[0])
 	shell := exec.Command("bash", "-euo", "pipefail", "-c", `
 trap 'kill $(jobs -p); wait' EXIT
 nats-server() { grep -q 'sync_interval: always' $2; }
@@ -38,11 +37,12 @@ kubectl() { until command kubectl "$@"; do kill -0 $!; done; }
 		"PATH="+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
 	out, err := shell.CombinedOutput()
 	require.NoError(t, err, string(out))
-	require.Contains(t, string(out), "the cell is ready; each NATS server must have 'sync_interval: always'")
+	require.Contains(t, string(out), "the cell is ready. Each NATS server must have 'sync_interval: always'")
 	require.Regexp(t, "kube-system +Active", string(out))
 }
 
-// TestInit: 'init' says what it made and what it found, and refuses to join a log to another cell's bucket.
+// TestInit: 'init' lists the parts that it made and the parts that already existed, and refuses to join a log to
+// another cell's bucket.
 func TestInit(t *testing.T) {
 	folder := t.TempDir()
 	nats := eventlogtest.Run(t, t.TempDir()).ClientURL()
@@ -59,16 +59,7 @@ func TestInit(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(folder, "wrong/logplane/root"))
 }
 
-// freeAddress returns a loopback address that is not in use.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer listener.Close()
-	return listener.Addr().String()
-}
-
-// TestBootstrapElsewhere: where no Lambda platform runs a function's binary, it says what is missing.
+// TestBootstrapElsewhere: the binary of a function says what is missing if no Lambda platform runs it.
 func TestBootstrapElsewhere(t *testing.T) {
 	bootstrap := filepath.Join(t.TempDir(), "bootstrap")
 	require.NoError(t, os.Symlink(product.Logplane(t), bootstrap))

@@ -86,8 +86,9 @@ func asJSON(t testing.TB, object runtime.Object) string {
 	return string(text)
 }
 
-// TestRepresentationsAgree reads the same objects through the typed client in protobuf and the dynamic one in JSON and
-// in CBOR. It does not run in parallel with other tests: it turns on a feature for all clients of this process.
+// TestRepresentationsAgree reads the same objects through the typed client in protobuf, and through the dynamic client
+// in JSON and in CBOR. The test does not run in parallel with other tests, because it turns on a feature for all
+// clients of this process.
 func TestRepresentationsAgree(t *testing.T) {
 	server := product.Dev(t, t.TempDir(), "--in-memory")
 	config, typed, asDynamic := clientsFor(t, server.URL())
@@ -144,7 +145,7 @@ func TestOptimisticIncrements(t *testing.T) {
 	increment(t, increments, typed)
 }
 
-// increment adds up to total in one object. Several writers, spread over the clients, do it at once.
+// increment counts up to total in one object. Several writers, spread over the clients, count at once.
 func increment(t testing.TB, total int, through ...kubernetes.Interface) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -186,8 +187,8 @@ const (
 	incrementers = 8
 )
 
-// incrementOnce reads, adds one, and updates with the resourceVersion that it read. It tries again until nobody else
-// writes in between.
+// incrementOnce reads the object, adds one, and updates the object with the resourceVersion that it read. It tries
+// again until nobody else writes in between.
 func incrementOnce(ctx context.Context, client kubernetes.Interface) error {
 	for {
 		counter, err := client.CoreV1().ConfigMaps("default").Get(ctx, "counter", metav1.GetOptions{})

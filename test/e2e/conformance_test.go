@@ -20,14 +20,15 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// notConformed are the conformance tests that are not run, one a line, each group below the reason.
+// notConformed are the conformance tests that are not run: one test on each line, and each group of tests below the
+// reason for the group.
 //
 //go:embed testdata/conformance.txt
 var notConformed string
 
-// TestConformance runs upstream's conformance tests, except those that need real containers, against 'api' and
-// 'watcher' processes, with upstream's controllers and with nodes that kwok simulates. 'make conformance' builds the
-// tests. CONFORMANCE is a regular expression that selects tests; without it all run.
+// TestConformance runs upstream's conformance tests against 'api' and 'watcher' processes, with upstream's controllers
+// and with nodes that kwok simulates. Tests that need real containers are left out. 'make conformance' builds the
+// tests. CONFORMANCE is a regular expression that selects tests; without CONFORMANCE all tests run.
 func TestConformance(t *testing.T) {
 	tests, err := filepath.Abs("../../bin/conformance/e2e.test")
 	require.NoError(t, err)
@@ -63,8 +64,8 @@ func TestConformance(t *testing.T) {
 	require.NoError(t, command.Run())
 }
 
-// stagesOfConformance returns how kwok's simulation proceeds here: Pods run, and are removed once they are deleted.
-// Pods of Jobs end only if their container would exit at once.
+// stagesOfConformance returns the stages of kwok's simulation for these tests: Pods run, and are removed once they are
+// deleted. Pods of Jobs end only if their container would exit at once.
 func stagesOfConformance(t *testing.T, folder string) string {
 	text, err := os.ReadFile(filepath.Join(folder, "stages.yaml"))
 	require.NoError(t, err)

@@ -30,10 +30,10 @@ import (
 // controllersTimeout bounds each wait for upstream's controllers.
 const controllersTimeout = 3 * time.Minute
 
-// TestControllers runs upstream's controller manager and scheduler, and kwok, which simulates nodes, against 'api' and
-// 'watcher' processes over HTTPS. Each has its own token and rights. Workloads behave as upstream documents, Logplane's
-// processes log no error, and its lifecycle collects garbage beside upstream's collector. 'make controllers' builds the
-// controllers.
+// TestControllers runs upstream's controller manager, its scheduler, and kwok's simulation of nodes against 'api' and
+// 'watcher' processes over HTTPS. Each of these programs has its own token and rights. Workloads behave as upstream
+// documents, Logplane's processes log no error, and its lifecycle collects garbage alongside upstream's collector.
+// 'make controllers' builds the controllers.
 func TestControllers(t *testing.T) {
 	folder, err := filepath.Abs("../../bin/controllers")
 	require.NoError(t, err)
@@ -63,8 +63,8 @@ type controlled struct {
 	client *kubernetes.Clientset
 }
 
-// newControlled runs a cell whose projector has the flags, and the controllers with their own tokens. stages tells kwok
-// how its simulation proceeds.
+// newControlled runs a cell whose projector has the flags, and the controllers with their own tokens. stages has the
+// stages of kwok's simulation.
 func newControlled(t *testing.T, binaries, stages string, flags ...string) *controlled {
 	t.Helper()
 	cell := product.RunCell(t, "manager,system:kube-controller-manager,1\nscheduler,system:kube-scheduler,2\nkwok,kwok,3\n", flags...)
@@ -77,12 +77,12 @@ func newControlled(t *testing.T, binaries, stages string, flags ...string) *cont
 		"--service-account-private-key-file", cell.SigningKey, "--root-ca-file", cell.Authority, "--secure-port=0")
 	start("kube-scheduler", "--kubeconfig", cell.Kubeconfig("scheduler"), "--leader-elect=false", "--secure-port=0")
 	start("kwok", "--kubeconfig", cell.Kubeconfig("kwok"), "--manage-all-nodes", "--node-ip=10.1.0.1",
-		// without leases all nodes are taken for lost after minutes
+		// without leases, controllers regard all nodes as lost after minutes
 		"--node-lease-duration-seconds=40", "--config", stages)
 	return c
 }
 
-// grantKwok gives kwok the role that is in kwok's module.
+// grantKwok gives kwok the role that kwok's own module contains.
 func (c *controlled) grantKwok(binaries string) {
 	text, err := os.ReadFile(filepath.Join(binaries, "kwok-role.yaml"))
 	require.NoError(c, err)

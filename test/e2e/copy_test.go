@@ -14,9 +14,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// The log and its servers are lost, and from then on the bucket is read-only. As docs/run/copy.md says, a new cell is
-// made from the bucket, with a new log. Committed objects are there, new revisions are above all that were ever seen,
-// and an old revision is answered 410.
+// TestRestoreWithoutTheLog: the log and its servers are lost, and then the bucket becomes read-only. As
+// docs/run/copy.md says, a new cell is made from the bucket, with a new log. The new cell has all committed objects.
+// Its revisions are above every revision that was ever seen, and a request for an old revision gets 410.
 func TestRestoreWithoutTheLog(t *testing.T) {
 	folder := t.TempDir()
 	old, renewed := filepath.Join(folder, "old"), filepath.Join(folder, "new")

@@ -26,7 +26,7 @@ func TestInitMakesCredentials(t *testing.T) {
 		t.Skip("several processes")
 	}
 	t.Parallel()
-	folder, address := filepath.Join(t.TempDir(), "credentials"), freeAddress(t)
+	folder, address := filepath.Join(t.TempDir(), "credentials"), eventlogtest.FreeAddress(t)
 	where := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + filepath.Join(t.TempDir(), "bucket")}
 	initialize := func() (flags string) {
 		made := product.Run(t, append([]string{"init", "--credentials", folder, "--external-address", address}, where...)...)

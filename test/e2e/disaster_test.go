@@ -36,13 +36,14 @@ import (
 // disasterPatience bounds each wait of the test. A reflector whose kind is not served tries again only after seconds.
 const disasterPatience = 2 * time.Minute
 
-// TestDisasterUnderControllers: a namespace of 300 objects, with owners, finalizers and addresses, and the CRD of some
-// of them are deleted and restored, while informers follow all of it and a controller works on it. Afterwards
-// everything is as before except for uids, the informers hold the objects that a list returns, and the controller has
-// nothing left to do.
+// TestDisasterUnderControllers: a namespace of 300 objects, with owners, finalizers and addresses, is deleted and
+// restored. The CRD of some of the objects is deleted and restored too. Meanwhile informers follow all objects, and a
+// controller works on them. Afterwards the objects are as before except for their uids, the informers hold the objects
+// that a list returns, and the controller has nothing left to do.
 //
 // Only one informer lists again: the objects that are deleted with their CRD have no API for a while. The server tells
-// the reflector so, as kube-apiserver does. The reflector gives up its watch, and lists once after the CRD is back.
+// the reflector that the API is gone, as kube-apiserver does. The reflector gives up its watch, and lists once after
+// the CRD is back.
 func TestDisasterUnderControllers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -138,7 +139,7 @@ var ruins = []struct {
 	{schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}, "RoleBinding", 10, "",
 		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"role-0"},"subjects":[{"kind":"User","name":"alice","apiGroup":"rbac.authorization.k8s.io"}]`},
 	{gadgets, "Gadget", 30, "", `"spec":{"size":1}`},
-	{widgets, "Widget", 40, "", `"spec":{"size":1}`}, // and the controller makes a ConfigMap for each
+	{widgets, "Widget", 40, "", `"spec":{"size":1}`}, // the controller makes a ConfigMap for each widget
 }
 
 const selectsA = `"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`
@@ -306,8 +307,8 @@ func (d *disaster) settle(informers map[schema.GroupVersionResource]cache.Shared
 	})
 }
 
-// content returns all objects of the namespace, without the fields that differ after an object was made again, and a
-// revision at which they were so. Owners must exist.
+// content returns all objects of the namespace, and a revision at which the objects had this content. It leaves out the
+// fields that differ after an object was made again. Owners must exist.
 func (d *disaster) content() (all map[string]any, revision string) {
 	d.Helper()
 	all = map[string]any{}
@@ -361,7 +362,7 @@ func logplane(t *testing.T, args ...string) (said string, code int) {
 }
 
 // keeper is a typical controller: it works from informers, and repeats refused writes. Each widget gets a finalizer, a
-// ConfigMap that it owns and that holds its size, and a status with that size.
+// ConfigMap and a status. The widget owns the ConfigMap, which holds the widget's size. The status holds that size too.
 type keeper struct {
 	client              *dynamic.DynamicClient
 	widgets, configMaps cache.Indexer
@@ -404,7 +405,7 @@ func runKeeper(t *testing.T, url string, widgets, configMaps cache.SharedIndexIn
 	t.Cleanup(k.queue.ShutDown)
 }
 
-// content returns an error if a widget or its ConfigMap is not as the keeper wants it.
+// content returns an error if a widget or its ConfigMap does not have the state that the keeper makes.
 func content(widget, kept *unstructured.Unstructured) error {
 	size, _, _ := unstructured.NestedInt64(widget.Object, "spec", "size")
 	seen, _, _ := unstructured.NestedInt64(widget.Object, "status", "size")

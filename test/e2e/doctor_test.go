@@ -26,7 +26,7 @@ func doctor(t *testing.T, flags ...string) (code int, said string) {
 	return p.Cmd.ProcessState.ExitCode(), p.Output()
 }
 
-// The doctor reports what is right and each thing that is wrong, and leaves nothing behind.
+// TestDoctor: the doctor reports the checks that pass and each problem, and leaves nothing behind.
 func TestDoctor(t *testing.T) {
 	monitored := func(change func(*server.Options)) (*server.Server, []string) {
 		s := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) {
@@ -40,7 +40,7 @@ func TestDoctor(t *testing.T) {
 
 	code, said := doctor(t, where...)
 	require.Zero(t, code, said)
-	require.Regexp(t, `(?m)^warn  +sync .*--nats-monitoring tells`, said)
+	require.Regexp(t, `(?m)^warn  +sync .*give --nats-monitoring`, said)
 	require.Regexp(t, `(?m)^ok +bucket .*conditional writes hold`, said)
 	require.Regexp(t, `(?m)^ok +versions .*sync what they acknowledge`, said)
 	require.Regexp(t, `(?m)^ok +quorum +the log acknowledges an append .* than a round trip`, said)
@@ -88,7 +88,7 @@ func TestDoctor(t *testing.T) {
 	require.Regexp(t, `(?m)^ok +bucket `, said)
 }
 
-// If a cell's clock is ahead, the doctor notices, and an operator can set it back.
+// TestClockIsSetBack: if a cell's clock is ahead, the doctor notices, and an operator can set the clock back.
 func TestClockIsSetBack(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())
 	folder := t.TempDir()

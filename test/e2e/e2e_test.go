@@ -1,5 +1,5 @@
-// Package e2e drives the product through its front door: the built binary, the real kubectl, client-go and
-// controller-runtime. The binary is LOGPLANE_BINARY, kubectl is KUBECTL; both default to bin/ of the checkout.
+// Package e2e tests the product as its users use it: through the built binary, with the real kubectl and client-go. The
+// binary is LOGPLANE_BINARY, kubectl is KUBECTL; both default to bin/ of the checkout.
 package e2e
 
 import "time"

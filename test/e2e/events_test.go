@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestEventsForSubscribers: on a server that lets only subscribers in, 'logplane events' says so before its deadline.
-// Such a server does not answer the command's requests at all.
+// TestEventsForSubscribers: if a server admits only subscribers, 'logplane events' says so before its deadline. Such a
+// server does not answer the command's requests at all.
 func TestEventsForSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
@@ -33,7 +33,8 @@ func TestEventsForSubscribers(t *testing.T) {
 }
 
 // TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, and prints past
-// and new events. It goes on when dev is started again after a kill. If it cannot read, it says why.
+// and new events. It continues when dev is started again after a kill. If the command cannot read the events, it says
+// why.
 func TestEventsOfARunningDev(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -81,14 +82,14 @@ func TestEventsOfARunningDev(t *testing.T) {
 	says("is not a data folder of 'logplane dev'", "--data", filepath.Join(folder, "bucket"))
 	inMemory := t.TempDir()
 	product.Dev(t, inMemory, "--in-memory")
-	says("keeps its log in memory", "--data", inMemory)
+	says("because it is in memory", "--data", inMemory)
 	other := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, os.WriteFile(other, []byte("{apiVersion: v1, kind: Config}"), 0o600))
-	says("the API does not tell the log's events", "--kubeconfig", other)
+	says("the API does not show its events", "--kubeconfig", other)
 }
 
-// TestEvents: 'logplane events' prints which objects of a namespace changed, and how, from a revision on. It does not
-// print void events. If the cell no longer has the revision, it says so.
+// TestEvents: 'logplane events' prints which objects of a namespace changed, and how, from a revision on. It prints no
+// void events. If the cell no longer has the revision, the command says that.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	conn, folder := eventlogtest.Start(t), t.TempDir()

@@ -21,7 +21,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestExamplesAreDocumented: the Go code in docs/subscribers.md is the code of examples, which are compiled and run.
+// TestExamplesAreDocumented: the Go code in docs/subscribers.md is the code of the examples, which tests compile and
+// run.
 func TestExamplesAreDocumented(t *testing.T) {
 	shown := 0
 	for info, blocks := range product.Snippets(t, "docs/subscribers.md") {
@@ -40,8 +41,8 @@ func TestExamplesAreDocumented(t *testing.T) {
 	require.NotZero(t, shown)
 }
 
-// TestExamples builds each example as its reader would, and runs it against 'logplane dev'. The example that resumes is
-// stopped while objects change, and then goes on where it was.
+// TestExamples builds each example as its reader would, and runs it against 'logplane dev'. The resuming example is
+// stopped while objects change, and then continues where it stopped.
 func TestExamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the examples")
@@ -63,7 +64,7 @@ func TestExamples(t *testing.T) {
 	require.Equal(t, "dev.logplane.object.added /configmaps/tour/seen revision "+seen.ResourceVersion, alone.next())
 	const event = "dev.logplane.object.added /clusters/main /configmaps/tour/seen application/vnd.kubernetes.protobuf "
 	both := []string{events.next(), events.next()}
-	slices.Sort(both) // the body arrives on another way, so the order varies
+	slices.Sort(both) // the body takes another path, so the order varies
 	require.Equal(t, event+"0 bytes", both[0])
 	require.Regexp(t, "^"+event+"[0-9]+ bytes$", both[1])
 	require.NotEqual(t, both[0], both[1])
@@ -141,7 +142,7 @@ func (e *example) interrupt() {
 	require.NoError(e.t, e.cmd.Wait())
 }
 
-// TestDevSubscribers: a client of --events-listen can neither write to the log nor send it JetStream requests.
+// TestDevSubscribers: a client of --events-listen can neither write to the log nor send JetStream requests.
 func TestDevSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory", "--events-listen", "127.0.0.1:0")

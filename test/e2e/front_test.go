@@ -16,9 +16,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestFront: through the front, clients with a token need one address for everything, and no redirect. A watch through
-// the front shows writes through the front. It ends when the watcher drains, as without a front, and then the watcher
-// ends, too. A stranger is refused by an api.
+// TestFront: through the front, clients with a token need one address for all requests, and no redirect. A watch
+// through the front shows writes through the front. The watch ends when the watcher drains, as without a front, and
+// then the watcher ends, too. An api refuses a client without credentials.
 func TestFront(t *testing.T) {
 	t.Parallel()
 	cell := product.RunCell(t, "")

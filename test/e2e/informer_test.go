@@ -100,8 +100,8 @@ type store interface {
 	remove(ctx context.Context, name string) error
 }
 
-// change creates a missing object, and touches or removes an existing one.
-// A writer does not learn the revision of a removal, so 0 stands for it.
+// change creates a missing object, and touches or removes an existing object. A writer does not learn the revision of a
+// removal, so 0 stands for that revision.
 func change(ctx context.Context, t *testing.T, random *rand.Rand, s store, name string, e *expectation) {
 	history := e.revisions[name]
 	exists := len(history) > 0 && history[len(history)-1] != 0
@@ -180,48 +180,55 @@ func annotate(value string) []byte {
 
 func isConflict(err error) bool { return apierrors.IsConflict(err) }
 
-// recording is what an informer delivered: the revisions of each name, in order; 0 stands for a deletion.
+// recording has the deliveries of an informer: the revisions of each name, in order; 0 stands for a deletion.
 type recording struct {
 	mu   sync.Mutex
 	seen map[string][]uint64 // guarded by mu
 	// deleting counts the changes that only mark a pod as being deleted. Upstream makes such a change before it removes
-	// a pod, even with a grace period of 0, and tells its revision to no client.
+	// a pod, even with a grace period of 0, and tells no client the change's revision.
 	deleting map[string]int // guarded by mu
+	guessed  []string       // guarded by mu: the deletions that an informer guesses because it has listed again
 	changed  *sync.Cond
+}
+
+func newRecording() *recording {
+	r := &recording{seen: map[string][]uint64{}, deleting: map[string]int{}}
+	r.changed = sync.NewCond(&r.mu)
+	return r
 }
 
 func record(t *testing.T, informer cache.SharedInformer) *recording {
 	t.Helper()
-	r := &recording{seen: map[string][]uint64{}, deleting: map[string]int{}}
-	r.changed = sync.NewCond(&r.mu)
-	note := func(object any, deleted bool) {
-		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			t.Errorf("the informer relisted and guesses that %s is gone", gone.Key)
-			return
-		}
-		about := object.(metav1.Object)
-		revision, err := strconv.ParseUint(about.GetResourceVersion(), 10, 64)
-		if err != nil {
-			t.Error(err)
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if deleted {
-			revision = 0
-		} else if about.GetDeletionTimestamp() != nil {
-			r.deleting[about.GetName()]++
-			return
-		}
-		r.seen[about.GetName()] = append(r.seen[about.GetName()], revision)
-		r.changed.Broadcast()
-	}
+	r := newRecording()
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { note(object, false) },
-		UpdateFunc: func(_, object any) { note(object, false) },
-		DeleteFunc: func(object any) { note(object, true) },
+		AddFunc:    func(object any) { r.note(t, object, false) },
+		UpdateFunc: func(_, object any) { r.note(t, object, false) },
+		DeleteFunc: func(object any) { r.note(t, object, true) },
 	})
 	require.NoError(t, err)
 	return r
+}
+
+func (r *recording) note(t *testing.T, object any, deleted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer r.changed.Broadcast()
+	if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		r.guessed = append(r.guessed, gone.Key)
+		return
+	}
+	about := object.(metav1.Object)
+	revision, err := strconv.ParseUint(about.GetResourceVersion(), 10, 64)
+	if err != nil {
+		t.Error(err)
+	}
+	if deleted {
+		revision = 0
+	} else if about.GetDeletionTimestamp() != nil {
+		r.deleting[about.GetName()]++
+		return
+	}
+	r.seen[about.GetName()] = append(r.seen[about.GetName()], revision)
 }
 
 func (r *recording) count() int {
@@ -234,8 +241,8 @@ func (r *recording) count() int {
 	return n
 }
 
-// waitFor waits until as many events of every name have come as its writer made. It requires them to be the same, in
-// the same order.
+// waitFor waits until the informer has delivered, for every name, as many events as the name's writer made. It requires
+// the same events, in the same order.
 func (r *recording) waitFor(ctx context.Context, t *testing.T, e *expectation) {
 	t.Helper()
 	defer context.AfterFunc(ctx, r.changed.Broadcast)()
@@ -247,4 +254,5 @@ func (r *recording) waitFor(ctx context.Context, t *testing.T, e *expectation) {
 		}
 		require.Equal(t, want, r.seen[name], name)
 	}
+	require.Empty(t, r.guessed)
 }

@@ -12,17 +12,19 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 // TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module comes from a folder
-// that is laid out like a module proxy; its dependencies come from where they always do. The settings are those of
-// 'make build', so that Kubernetes is not compiled again for this test.
+// that is laid out like a module proxy; its dependencies come from their usual source. The settings are those of 'make
+// build', so that Kubernetes is not compiled again for this test.
 func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")
 	}
 	t.Parallel()
-	// Go takes a version's content for immutable and remembers it, so each run needs a new version.
+	// Go regards a version's content as immutable and remembers the content, so each run needs a new version.
 	version := fmt.Sprintf("v0.0.%d-test", time.Now().UnixNano())
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
@@ -43,7 +45,7 @@ func TestGoInstall(t *testing.T) {
 	out, err = exec.Command(filepath.Join(bin, "logplane"), "version").CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "logplane "+version)
-	require.Contains(t, string(out), "v1.36.3")
+	require.Contains(t, string(out), spec.KubernetesVersion)
 }
 
 func goenv(t *testing.T, name string) string {

@@ -24,7 +24,7 @@ const (
 	killWriters = 4
 )
 
-// TestKill kills 'logplane dev' at random moments under load, 50 times on one folder. Every acknowledged write is there
+// TestKill kills 'logplane dev' at random moments under load, 50 times on one folder. Every acknowledged write exists
 // afterwards, and no resourceVersion is ever given twice (invariants 1, 6 and 9).
 func TestKill(t *testing.T) {
 	t.Parallel()
@@ -44,11 +44,11 @@ func TestKill(t *testing.T) {
 	t.Logf("%d kills, %d acknowledged writes, none lost", rounds, len(acknowledged.revisions))
 }
 
-// journal is what the server has acknowledged.
+// journal has the writes that the server has acknowledged.
 type journal struct {
 	mu        sync.Mutex
 	latest    map[string]string // guarded by mu: the value last acknowledged, by name
-	revisions map[string]string // guarded by mu: the write that got it, by resourceVersion
+	revisions map[string]string // guarded by mu: by resourceVersion, the write that got it
 	repeated  []string          // guarded by mu
 }
 
@@ -64,7 +64,8 @@ func (j *journal) acknowledge(object *corev1.ConfigMap) {
 }
 
 // writeUntilKilled creates and updates objects from several writers, and kills the server after a while. Each name has
-// only one writer, so the last acknowledged value must be there. The one write in flight at the kill may or may not be.
+// only one writer, so the last acknowledged value must exist. The write in flight at the kill may have had its effect,
+// or not.
 func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round int, after time.Duration) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL(), QPS: -1})
@@ -105,8 +106,8 @@ func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round i
 	writers.Wait()
 }
 
-// verify reads everything, and compares it with what was acknowledged. A value may be one write ahead of the last
-// acknowledged one: that write was in flight at a kill.
+// verify reads all objects, and compares them with the acknowledged writes. A value may be newer than the last
+// acknowledged value by one write, which was in flight at a kill.
 func verify(t *testing.T, url string, j *journal, when string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1})

@@ -27,7 +27,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAllowPrivileged: privileged containers are allowed unless the flag says otherwise.
+// TestAllowPrivileged: privileged containers are allowed unless the flag forbids them.
 func TestAllowPrivileged(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -105,10 +105,12 @@ kind: Service
 metadata: {name: s}
 spec: {ports: [{port: 80, targetPort: %[2]s}]}
 ---
-apiVersion: v1
-kind: Endpoints
-metadata: {name: s}
-subsets: [{addresses: [{ip: %[1]s, targetRef: {kind: Pod, namespace: default, name: p}}], ports: [{port: %[2]s}]}]
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: s, labels: {kubernetes.io/service-name: s}}
+addressType: IPv4
+endpoints: [{addresses: [%[1]s], targetRef: {kind: Pod, namespace: default, name: p}}]
+ports: [{name: "", port: %[2]s}]
 `, host, port), "create", "-f", "-")
 	kubectl("", "patch", "pod", "p", "--subresource=status", "-p",
 		fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"containerStatuses":[{"name":"c","image":"i","imageID":"i","state":{"running":{}}}]}}`, host))
@@ -153,7 +155,7 @@ subsets: [{addresses: [{ip: %[1]s, targetRef: {kind: Pod, namespace: default, na
 	_ = refused.Body.Close()
 	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode, "two streams are open")
 	server.Stop()
-	_ = follow.Wait() // its stream has ended, so it ends too
+	_ = follow.Wait() // the command's stream has ended, so the command ends too
 }
 
 // firstLine starts a command and returns the first line that it prints. The command ends with the test.
@@ -172,7 +174,7 @@ func firstLine(t *testing.T, command *exec.Cmd) string {
 }
 
 // serveKubelet serves containers, which are processes of this machine, to clients that show the certificate. It returns
-// its address and the authorities of its own certificate.
+// the server's address and the authorities of the server's own certificate.
 func serveKubelet(t *testing.T, client []byte) (address string, authorities []byte) {
 	known, err := cert.ParseCertsPEM(client)
 	require.NoError(t, err)

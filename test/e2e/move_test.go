@@ -13,9 +13,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A cell is moved to another bucket as docs/run/copy.md says: stop its processes, copy the objects, start the
-// processes on the new bucket. Reads and watches go on where they were, and changes that only the log had are there
-// too.
+// TestMoveBucket: an operator moves a cell to another bucket as docs/run/copy.md says: stop the cell's processes, copy
+// the objects, start the processes on the new bucket. Reads and watches continue at their earlier revisions, and the
+// moved cell also has the changes that only the log had.
 func TestMoveBucket(t *testing.T) {
 	url := eventlogtest.Run(t, t.TempDir()).ClientURL()
 	before, after := filepath.Join(t.TempDir(), "before"), filepath.Join(t.TempDir(), "after")
@@ -31,8 +31,7 @@ func TestMoveBucket(t *testing.T) {
 	_, client, _ := clientsFor(t, api.URL())
 	first, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), config("1"), metav1.CreateOptions{})
 	require.NoError(t, err)
-	committed := product.Run(t, append([]string{"projector", "--once"}, where...)...)
-	<-committed.Exited
+	logplane(t, append([]string{"projector", "--once"}, where...)...)
 	// only the log has this update
 	_, err = client.CoreV1().ConfigMaps("default").Update(t.Context(), config("2"), metav1.UpdateOptions{})
 	require.NoError(t, err)
@@ -56,7 +55,6 @@ func TestMoveBucket(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, old.Items, 1)
 	require.Equal(t, "1", old.Items[0].Data["i"])
-	sound := product.Run(t, append([]string{"inspect", "fsck"}, where...)...)
-	<-sound.Exited
-	require.Zero(t, sound.Cmd.ProcessState.ExitCode(), sound.Output())
+	said, code := logplane(t, append([]string{"inspect", "fsck"}, where...)...)
+	require.Zero(t, code, said)
 }

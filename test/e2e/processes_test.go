@@ -27,7 +27,7 @@ import (
 const crossReads = 10_000 / eventlogtest.Slowdown
 
 // TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on a shared bucket
-// and an external log. The log has one server the first time, and three the second.
+// and an external log. The log has one server in the first run, and three servers in the second.
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -89,8 +89,8 @@ func (c *processCell) run(t *testing.T) {
 	t.Run("a namespace goes with its contents", c.namespace)
 }
 
-// wrongBucket: a projector that is given another bucket must not commit the log to it, because after a commit the log
-// is purged.
+// wrongBucket: a projector that is given another bucket must not commit the log to that bucket, because after a commit
+// the log is purged.
 func (c *processCell) wrongBucket(t *testing.T) {
 	other := t.TempDir()
 	p := product.Run(t, "projector", "--once", "--nats", c.nats, "--bucket", "file://"+other)
@@ -113,7 +113,8 @@ func (c *processCell) crossReads(t *testing.T) {
 	require.NoError(t, group.Wait())
 }
 
-// writeAndRead updates one object n times. After each update it must read exactly that value through the other process.
+// writeAndRead updates one object n times. After each update, a read through the other process must return exactly the
+// new value.
 func writeAndRead(ctx context.Context, name string, n int, write, read kubernetes.Interface) error {
 	object, err := write.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
@@ -136,8 +137,7 @@ func writeAndRead(ctx context.Context, name string, n int, write, read kubernete
 	return nil
 }
 
-// pages lists 'ns' and 'ns-a', whose names share a prefix, and gets each page from the other process than the one
-// before.
+// pages lists 'ns' and 'ns-a', whose names share a prefix, and gets the pages from the two processes in turn.
 func (c *processCell) pages(t *testing.T) {
 	for _, namespace := range []string{"ns", "ns-a"} {
 		_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -226,7 +226,7 @@ func (c *processCell) projection(t *testing.T, conn *nats.Conn) *projection.Proj
 	return p
 }
 
-// purgeAll commits, and purges all events from the log that the new snapshot covers.
+// purgeAll commits, and purges from the log all events that the new snapshot covers.
 func purgeAll(t *testing.T, p *projection.Projection) {
 	t.Helper()
 	applied, err := p.Commit(t.Context())
@@ -249,8 +249,8 @@ func (c *processCell) watchRedirect(t *testing.T) {
 	require.Equal(t, changed.ResourceVersion, second.Object.(*corev1.ConfigMap).ResourceVersion)
 }
 
-// forget: once a version is forgotten, even processes that have just read it do not return it any more, and a watch
-// goes on.
+// forget: once a version is forgotten, no process returns that version, not even a process that has just read it. A
+// watch continues.
 func (c *processCell) forget(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

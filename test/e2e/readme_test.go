@@ -42,7 +42,7 @@ func TestReadmeTour(t *testing.T) {
 	require.Regexp(t, "configmaps/greeting was reverted, revision [0-9]+\nhello again", said)
 }
 
-// TestHistoryTour executes every command of docs/history.md, and what the README says about the past, in order.
+// TestHistoryTour executes every command of docs/history.md, and the README's commands about the past, in order.
 func TestHistoryTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all of docs/history.md")
@@ -62,7 +62,7 @@ func TestHistoryTour(t *testing.T) {
 	}
 }
 
-// tour starts a server with a home folder of its own, runs the commands there, and returns their output.
+// tour starts a server with a home folder of its own, runs the commands in that folder, and returns their output.
 func tour(t *testing.T, commands ...string) string {
 	home := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))

@@ -21,8 +21,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// A root is damaged or lost. Every command says what to do, and 'recover' changes nothing without --yes. With it the
-// cell goes on with all acknowledged writes, at the next revision. The same works in the folder of a 'dev'.
+// TestRecover: a root is damaged or lost. Every command says what to do, and 'recover' changes nothing without --yes.
+// With --yes the cell continues with all acknowledged writes, at the next revision. Recovery also works in the folder
+// of a 'dev'.
 func TestRecover(t *testing.T) {
 	for _, how := range []string{"damaged", "lost"} {
 		t.Run(how, func(t *testing.T) {
@@ -60,7 +61,7 @@ func TestRecover(t *testing.T) {
 			said, code = logplane(t, append([]string{"recover"}, where...)...)
 			require.NotZero(t, code, said)
 			require.Contains(t, said, "nothing is lost")
-			require.Contains(t, said, "nothing was changed: stop every process of the cell, then give --yes")
+			require.Contains(t, said, "nothing was changed, because --yes is missing: stop every process of the cell, then give it")
 			after, _ := os.ReadFile(root)
 			require.Equal(t, before, after)
 
@@ -107,7 +108,8 @@ func TestRecover(t *testing.T) {
 	})
 }
 
-// Root and log are lost together. The objects that the bucket has are served, above every revision that was ever used.
+// TestRecoverWithoutTheLog: root and log are lost together. The recovered cell serves the objects that the bucket has,
+// at revisions above every revision that was ever used.
 func TestRecoverWithoutTheLog(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "bucket")
 	lost := eventlogtest.Run(t, t.TempDir())
@@ -146,8 +148,9 @@ func harm(t *testing.T, file, how string) {
 	require.NoError(t, os.WriteFile(file, body, 0o600))
 }
 
-// 'init' does not create a missing bucket unless a flag says so, because its name may be mistyped. It refuses a
-// bucket's server that creates an object where it should only replace one. It says what it found and made.
+// TestInitOfABucket: 'init' does not create a missing bucket unless a flag allows that, because the bucket's name may
+// be mistyped. It refuses a bucket's server that creates an object where the server should only replace one. Its output
+// lists the parts that it found and the parts that it made.
 func TestInitOfABucket(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a container")

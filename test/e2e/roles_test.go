@@ -27,7 +27,7 @@ import (
 
 const rolesTimeout = 60 * time.Second
 
-// violations is a logger for nats-server that keeps the messages about permissions, with the user.
+// violations is a logger for nats-server that keeps the messages about permissions, with the user's name.
 type violations struct {
 	mu   sync.Mutex
 	said []string // guarded by mu
@@ -168,8 +168,8 @@ func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from
 	refused := s.refused.all()
 	require.NotEmpty(t, refused)
 
-	// The shortest retention that a projector accepts is minutes, too long to wait for. So the test purges in its
-	// place.
+	// The shortest retention that a projector accepts is minutes, too long to wait for. So the test purges in the
+	// projector's place.
 	ends("projector", "projector", "--once")
 	log := s.open(t, "projector")
 	bounds, err := log.Head(t.Context())
@@ -250,7 +250,7 @@ func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads pass
 }
 
 // flushed waits until the server has handled all messages that were sent. It returns the error with which the server
-// refused one, or nil. The server answers in order, but the client reports errors from a goroutine of its own.
+// refused a message, or nil. The server answers in order, but the client reports errors from a goroutine of its own.
 func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	t.Helper()
 	require.NoError(t, conn.Flush())
@@ -262,10 +262,11 @@ func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	}
 }
 
-// TestRolesAreNoWall: nats-server sends the answer to a request even to the log's own subjects, whatever the requesting
-// user may publish to. So a user who may read the log can get something appended to it: permissions only prevent
-// mistakes (docs/security.md). If this test fails, the documents can promise more. Before 2.15.3 and 2.14.10,
-// nats-server sent answers to JetStream's own subjects as well, so that such a user could purge.
+// TestRolesAreNoWall: nats-server sends the answer to a request even to the log's own subjects, and does not ask
+// whether the requesting user may publish to them. So a user who may read the log can make the server append a message
+// to the log: permissions only prevent mistakes (docs/security.md). If this test fails, nats-server has changed, and
+// the documents can promise more. Before 2.15.3 and 2.14.10, nats-server also sent answers to JetStream's own subjects,
+// so that such a user could purge.
 func TestRolesAreNoWall(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("a process")

@@ -13,13 +13,15 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder, and drives it
-// with the real kubectl. Additional commands: 'restart' kills the server (-9) and starts it again on the same folder
-// and port; 'finish' stops it cleanly (testscript's 'stop' would end the script); 'secure' starts it again with
-// --secure; 'watching' waits until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder, and uses that
+// dev through the real kubectl. Scripts have these additional commands. 'restart' kills the server (-9) and starts it
+// again on the same folder and port. 'finish' stops the server cleanly (testscript's 'stop' would end the script).
+// 'secure' starts the server again with --secure. 'watching' waits until a watch is open. 'objects N' prints a List of
+// N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
@@ -31,6 +33,7 @@ func TestScripts(t *testing.T) {
 			env.Values["t"], env.Values["server"] = env.T(), &server
 			env.Setenv("KUBECONFIG", kubeconfig(folder))
 			env.Setenv("DATA", folder)
+			env.Setenv("KUBERNETES_VERSION", spec.KubernetesVersion)
 			env.Setenv("URL", server.URL())
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("PATH", strings.Join([]string{kubectl, logplane, os.Getenv("PATH")}, ":"))

@@ -15,9 +15,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// These bound how much a function does before it can answer. Most of a cold start is the initialization of packages,
-// and an import anywhere in the product may add to that. A change that is worth the cost raises the bound that it
-// breaks.
+// These constants bound the work that a function does before its first answer. Most of a cold start is the
+// initialization of packages, and an import anywhere in the product may add to that work. A change that is worth the
+// cost raises the bound that it breaks.
 const (
 	mostPackages      = 1000
 	mostAllocations   = 80_000  // during the initialization of packages

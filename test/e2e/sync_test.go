@@ -62,7 +62,7 @@ func TestSyncBeforeAcknowledgement(t *testing.T) {
 }
 
 // order returns three line numbers: of the first write of the marker to the log's block file, of the first sync of a
-// block file after that, and of the answer after that sync. A missing one is 0.
+// block file after that write, and of the answer after that sync. The number of a missing line is 0.
 func order(trace, marker string) (appended, synced, answered int) {
 	sync := regexp.MustCompile(`(fsync|fdatasync)\(\d+<[^>]*/msgs/[^>]*\.blk>|fsync resumed|fdatasync resumed`)
 	for i, line := range strings.Split(trace, "\n") {

@@ -25,8 +25,8 @@ import (
 )
 
 // TestQuotaAcrossProcesses: 64 clients on four processes create as many objects as a quota allows, and delete them
-// again. Exactly as many creates succeed as the quota allows, even while processes are killed, and its usage is right
-// after each round.
+// again. Exactly the allowed number of creates succeeds, even while processes are killed, and the quota's usage is
+// right after each round.
 func TestQuotaAcrossProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -103,9 +103,9 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 	}
 }
 
-// TestNamespaceOfManyKinds: a namespace with objects of 20 kinds, five of which have finalizers, tells what its
-// deletion waits for, and goes once those objects are gone. The API, the lifecycle and the watcher are separate
-// processes.
+// TestNamespaceOfManyKinds: a namespace has objects of 20 kinds, five of which have finalizers. Its status says what
+// its deletion waits for, and the namespace is gone soon after the objects with finalizers are gone. The API, the
+// lifecycle and the watcher are separate processes.
 func TestNamespaceOfManyKinds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -208,8 +208,8 @@ func manyKinds(t *testing.T, custom dynamic.Interface) []someKind {
 	return kinds
 }
 
-// TestNothingStaysOfNamespaces: creates through other processes race with the deletion of their namespace. Once the
-// namespace is gone, none of its objects is left.
+// TestNothingStaysOfNamespaces: clients create objects through several processes, while their namespace is deleted.
+// Once the namespace is gone, none of its objects is left.
 func TestNothingStaysOfNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -291,8 +291,8 @@ func (c *processCell) once(t *testing.T) string {
 	return p.Output()
 }
 
-// TestGarbageThroughKills: a fan and a chain of dependents are deleted, and objects with a living owner stay, although
-// the lifecycle is killed again and again.
+// TestGarbageThroughKills: the many dependents of one owner, and a chain of dependents, are deleted. Objects with a
+// living owner stay. Meanwhile the lifecycle is killed again and again.
 func TestGarbageThroughKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -371,8 +371,8 @@ func TestGarbageThroughKills(t *testing.T) {
 	require.Equal(t, fan, kept)
 }
 
-// TestLifecycleOnce: one run does everything, including what follows from its own changes, and says which objects wait
-// for others.
+// TestLifecycleOnce: one run does all of the lifecycle's work, and also the work that follows from the run's own
+// changes. It says which objects wait for other objects.
 func TestLifecycleOnce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")

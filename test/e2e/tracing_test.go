@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestTrace: one trace leads from a request, through the log, to the commit of its event by another process.
+// TestTrace: one trace leads from a request, through the log, to another process's commit of the request's event.
 func TestTrace(t *testing.T) {
 	folder, collected := t.TempDir(), collector.Run(t)
 	tokens := filepath.Join(folder, "tokens.csv")

@@ -39,13 +39,13 @@ const (
 	undoCopies = 2 // objects of each shape
 )
 
-// TestUndoThroughKills: an undo of one manager's changes takes back exactly those, among the changes of others, and
-// names the conflicts. If it is killed at any of 50 random points and run again, the result is the same: it goes on
-// with the rest, and does nothing twice. The same holds at 25 points for an undo of a user's changes, which include
-// deletions.
+// TestUndoThroughKills: an undo of one manager's changes takes back exactly those changes, among the changes of others,
+// and names the conflicts. If the undo is killed at any of 50 random points and run again, the result is the same: the
+// second run continues with the remaining changes, and does nothing twice. The same holds at 25 points for an undo of a
+// user's changes, which include deletions.
 //
-// A point is a request of the undo. The undo is killed before the request is forwarded, while it is on its way, or
-// before its answer is forwarded. LOGPLANE_UNDO_SEED chooses other points.
+// A point is a request of the undo. The undo is killed before the request is forwarded, while the request is on its
+// way, or before the answer is forwarded. LOGPLANE_UNDO_SEED chooses other points.
 func TestUndoThroughKills(t *testing.T) {
 	t.Parallel()
 	rounds, seed := undoKills, uint64(1)
@@ -89,14 +89,15 @@ func TestUndoThroughKills(t *testing.T) {
 	}
 }
 
-// shape is what several objects have in common: the changes that they get, and the state that an undo must give them.
+// shape describes objects that get the same changes: those changes, and the state that an undo must give the objects.
 type shape struct {
 	kind          string // ConfigMap if it is empty
-	before, after []deed // changes before and after the moment from which on changes are taken back
-	// manager and by are the fields that an object must have after the changes of the manager, or of the user, are
-	// taken back. If one is empty, it is the same as the other; 'gone' means that there is no object.
+	before, after []deed // changes before and after the moment at which the undone changes begin
+	// manager and by are the fields that an object must have after an undo: manager after an undo of the manager's
+	// changes, by after an undo of the user's changes. If by is empty, manager holds after both undos; 'gone' means
+	// that there is no object.
 	manager, by string
-	// conflict is the reason for which the undo leaves the object alone.
+	// conflict is the reason why the undo leaves the object alone.
 	conflict string
 }
 
@@ -112,7 +113,7 @@ func made(who, body string) deed    { return deed{who, "create", body} }
 func patched(who, body string) deed { return deed{who, "patch", body} }
 func deleted(who string) deed       { return deed{who, "delete", ""} }
 
-// shapes, by name. The names of a shape's objects begin with its name.
+// shapes has the shapes by name. The names of a shape's objects begin with the shape's name.
 var shapes = map[string]shape{
 	"untouched": {before: []deed{made(robot, `{"data":{"a":"1"}}`), patched(robot, `{"data":{"a":"2"}}`)},
 		after: []deed{patched(alice, `{"data":{"b":"3"}}`)}, manager: `{"data":{"a":"2","b":"3"}}`},
@@ -213,7 +214,7 @@ func newUndone(t *testing.T, server, which, name string, seed, round uint64) *un
 	return u
 }
 
-// do makes the changes: those of one object in their order, but the objects in a random order.
+// do makes the changes. The changes of one object are made in their order, but the objects come in a random order.
 func (u *undone) do(authors map[string]dynamic.Interface, which func(shape) []deed) {
 	u.t.Helper()
 	type step struct {
@@ -284,7 +285,7 @@ type point struct {
 	when    moment
 }
 
-// moment says how far the request gets before the kill. Its answer never arrives.
+// moment says how far the request gets before the kill. The request's answer never arrives.
 type moment int
 
 const (
@@ -294,7 +295,7 @@ const (
 	moments = iota
 )
 
-// gate is a proxy in front of the server, which kills its client at a point.
+// gate is a proxy that kills its client at a point. It stands in front of the server.
 type gate struct {
 	*httputil.ReverseProxy
 	point point
@@ -361,8 +362,8 @@ func (u *undone) run(at point) (g *gate, out, said string, err error) {
 	return g, stdout.String(), stderr.String(), err
 }
 
-// kill runs the undo, and kills it at a random point of a whole run. A run that goes on where another was killed may
-// end before that point.
+// kill runs the undo, and kills it at a random point of a whole run. A run that continues where another run was killed
+// may end before that point.
 func (u *undone) kill(requests, writes int) (killed bool) {
 	u.t.Helper()
 	at := point{1 + u.random.IntN(requests), false, moment(u.random.IntN(int(moments)))}
@@ -397,7 +398,7 @@ func (u *undone) finish() (requests, writes int) {
 	return g.requests, g.writes
 }
 
-// judge requires that each object is as its shape says.
+// judge requires that each object is in the state that its shape demands.
 func (u *undone) judge() {
 	u.t.Helper()
 	content, conflicts := u.content(), 0
@@ -452,8 +453,8 @@ func holds(want, is any) bool {
 	return want == is
 }
 
-// content returns all objects of the namespace, without what differs between namespaces: names, uids, revisions, times
-// and addresses.
+// content returns all objects of the namespace, without the fields that differ between namespaces: names, uids,
+// revisions, times and addresses.
 func (u *undone) content() map[string]any {
 	u.t.Helper()
 	all := map[string]any{}

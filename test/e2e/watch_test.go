@@ -20,7 +20,7 @@ import (
 )
 
 // TestWatcherStops: a watcher that gets SIGTERM ends each watch cleanly after a bookmark, and exits with success. The
-// watch continues on the watcher's successor. 'logplane events' prints the same history, and new events.
+// watch continues on the watcher's successor. 'logplane events' prints the same past events, and new events.
 func TestWatcherStops(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for drains")

@@ -22,11 +22,10 @@ import (
 const (
 	apis = 4
 	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' demands more: twice the
-	// longest time of a request. Here that time is the sum of requestTimeout, a second to resolve an outcome, and the
-	// pauses of a process and of the links and servers between it and the leader.
+	// longest time of a request. In these tests that time is a sum: requestTimeout, a second to resolve an outcome, the
+	// pause of a process, and the pauses of the links and servers between the process and the leader.
 	logRetention = 30 * time.Second
-	// grace is the age at which garbage is collected. It is shorter than a pause, so readers meet segments that are
-	// gone.
+	// grace is the age at which garbage is collected. It is shorter than a pause, so readers meet missing segments.
 	grace = 2 * time.Second
 )
 
@@ -75,18 +74,18 @@ type cell struct {
 
 	mu      sync.Mutex
 	outputs []*process // guarded by mu: every process that was started
-	faults  []string   // guarded by mu: what processes did wrong
-	// excused are the processes that were forgotten when the cell was fenced: they may say that the log was lost, for
-	// it is true. Guarded by mu.
+	faults  []string   // guarded by mu: the faults of processes
+	// excused are the processes that were forgotten when the cell was fenced. Such a process may say that the log was
+	// lost, because the log was lost. Guarded by mu.
 	excused map[string]bool
 }
 
-// counts are how often things happened to the cell.
+// counts has the numbers of disturbances of the cell.
 type counts struct {
 	kills, pauses, stepDowns, leaderChanges, serverKills, serverPauses, linkStalls, linkCuts, fences, brokenFences, forgotten atomic.Int64
 }
 
-// slot is where one process runs, and after its end the next one.
+// slot is a place for one process. When that process has ended, another process may take the place.
 type slot struct {
 	cell *cell
 	name string
@@ -265,7 +264,7 @@ func (s *slot) process() *process {
 	return s.p
 }
 
-// runs says whether the slot's process has not ended.
+// runs says whether the slot's process still runs.
 func (s *slot) runs() bool {
 	p := s.process()
 	if p == nil {
@@ -279,7 +278,7 @@ func (s *slot) runs() bool {
 	}
 }
 
-// At returns the slot's address, and the name of the process that serves there; both are empty if none serves.
+// At returns the slot's address, and the name of the process that serves there; both are empty if no process serves.
 func (s *slot) At() (address, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,8 +288,8 @@ func (s *slot) At() (address, name string) {
 	return s.address, s.p.name
 }
 
-// inspect looks at the output of a process that ended by itself. If it asks for a fence of a healthy cell, that is a
-// fault.
+// inspect looks at the output of a process that ended by itself. A process that asks for a fence of a healthy cell has
+// a fault.
 func (s *slot) inspect(p *process) {
 	if said := p.output(); AsksForFence(said) && !s.cell.isExcused(p.name) {
 		s.cell.fault("%s asks for a fence of a healthy cell: %s", p.name, last(said, 600))
@@ -312,8 +311,8 @@ func (c *cell) isExcused(name string) bool {
 
 func last(s string, n int) string { return s[max(0, len(s)-n):] }
 
-// revive starts the processes that ended by themselves. Projectors may end: one that cannot reach the log at its start
-// does. API processes never may.
+// revive starts the processes that ended by themselves. A projector may end, because it cannot reach the log at its
+// start. An API process must never end by itself.
 func (c *cell) revive(ctx context.Context) error {
 	c.whole.RLock()
 	defer c.whole.RUnlock()

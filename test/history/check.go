@@ -14,7 +14,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// decideTimeout bounds the search for an order of one key's operations. If the search takes longer, the history has
+// decideTimeout bounds the search for an order of one key's operations. If the search takes longer, the check has
 // failed.
 const decideTimeout = 2 * time.Minute
 
@@ -25,15 +25,15 @@ type Violation struct {
 	shown *porcupine.LinearizationInfo
 }
 
-// event is a change of a key that some answer has shown.
+// event is a change of a key, known from some answer.
 type event struct {
 	key     string
 	value   string // empty for a deletion
-	by      string // the operation whose answer showed it
+	by      string // the operation whose answer showed the change
 	removed bool
 }
 
-// checker holds what the answers say about revisions.
+// checker holds the facts about revisions that the answers show.
 type checker struct {
 	operations []*Operation
 	keys       []string
@@ -47,24 +47,24 @@ type checker struct {
 	violations  []Violation
 }
 
-// sighting is when a value was first read, and its revision.
+// sighting has the time when a value was first read, and the value's revision.
 type sighting struct {
 	at       int64
 	revision uint64 // 0 if only a deletion's answer shows the value
 }
 
-// mark says that answers after a time must be of this revision or a newer one.
+// mark says that all answers after a time must have this revision or a newer revision.
 type mark struct {
 	at       int64
 	revision uint64
 	by       int
 }
 
-// Check finds everything that is wrong with a history.
+// Check finds all violations in a history.
 //
-//  1. A revision belongs to one change only, and every answer that names it agrees on the key and the value.
-//  2. Revisions follow real time: a write that began after an answer of revision R has a newer one, and a list of the
-//     most recent state is of R or newer.
+//  1. A revision belongs to one change only, and all answers with that revision agree on the key and the value.
+//  2. Revisions follow real time. A write that began after an answer of revision R has a newer revision. A list of the
+//     most recent state that began after that answer has revision R or a newer revision.
 //  3. A list is the fold of all changes up to its revision.
 //  4. For each key, all answers can be put in an order that the model allows (porcupine). A list counts as a get of
 //     each key.
@@ -84,7 +84,7 @@ func (c *checker) violate(key, format string, args ...any) {
 	c.violations = append(c.violations, Violation{Key: key, What: fmt.Sprintf(format, args...)})
 }
 
-// collect learns from the answers which change has which revision.
+// collect learns the revision of each change from the answers.
 func (c *checker) collect() {
 	known := map[string]bool{}
 	for _, o := range c.operations {
@@ -221,7 +221,7 @@ func (c *checker) checkLists() {
 	}
 }
 
-// checkItem compares one key's item, if there is one, with the newest event of the key that the list must show.
+// checkItem compares one key's item, if the list has one, with the key's newest event up to the list's revision.
 func (c *checker) checkItem(o *Operation, key string, got Item, removals []*Operation) {
 	revisions := c.byKey[key]
 	n := sort.Search(len(revisions), func(i int) bool { return revisions[i] > o.Revision })
@@ -275,8 +275,8 @@ func (c *checker) checkKeys() {
 	}
 }
 
-// late returns a write of unknown outcome for porcupine. If some answer showed its value, the write happened before
-// that answer; otherwise it may happen at any time until the end, or never.
+// late returns a write of unknown outcome for porcupine. If some answer showed the write's value, the write happened
+// before that answer. Otherwise the write may happen at any time until the end, or never.
 func (c *checker) late(o *Operation, clients *int) *Operation {
 	changed := *o
 	changed.Return = c.ended() + 1
@@ -284,7 +284,7 @@ func (c *checker) late(o *Operation, clients *int) *Operation {
 		changed.Outcome, changed.Revision, changed.Read = Done, first.revision, o.Value
 		changed.Return = max(first.at, o.Call)
 	}
-	changed.Client = *clients // the client itself went on to its next operation
+	changed.Client = *clients // the client itself continued with its next operation
 	*clients++
 	return &changed
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// at gives a hand-made operation its times; its id is the time of its call.
+// at gives a hand-made operation its times; the operation's id is the time of its call.
 func at(call, back int64, o Operation) *Operation {
 	o.ID, o.Call, o.Return = int(call), call, back
 	if o.Key == "" {

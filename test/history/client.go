@@ -1,17 +1,17 @@
-// Package history records the answers that clients of a cell get while something disturbs the cell, and checks them.
+// Package history records the answers that clients of a cell get while the cell is disturbed, and checks these answers.
 //
 // A history has all operations of all clients with the times of their calls and answers. Clients create, update, patch,
-// delete, get and list ServiceAccounts through any process. They use ServiceAccounts because the answer to a deletion
-// of one has its revision. At the end all keys are read through all processes. Then Check finds what is wrong with the
-// history.
+// delete, get and list ServiceAccounts through any process. They use ServiceAccounts because the answer to the deletion
+// of a ServiceAccount has the deletion's revision. At the end all keys are read through all processes. Then Check finds
+// the violations in the history.
 //
 // The tests here kill, pause, cut off and fence processes. Four API processes, a projector and a sweeper (a projector
-// that purges and collects within seconds) run on one nats-server, or three, each in a process of its own. Disturbers
-// meanwhile, at random moments:
+// that purges and collects within seconds) run on one nats-server or on three, each in a process of its own. Meanwhile,
+// at random times, disturbers:
 //
 //  1. kill API processes and projectors and start them again, or pause them;
 //  2. kill, pause and cut off nats-servers, and depose the log's leader;
-//  3. fence the cell as docs/run/recover.md says, except that processes which are only paused go on afterwards.
+//  3. fence the cell as docs/run/recover.md says, except that processes that are only paused continue afterwards.
 package history
 
 import (
@@ -33,28 +33,29 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// RequestTimeout is the longest that a client's request may take, at the client and at the server.
+// RequestTimeout is the longest time that a client's request may take, at the client and at the server.
 const RequestTimeout = 10 * time.Second
 
-// namespaces is how long all clients use one namespace, before they go on to the next.
+// namespaces is how long all clients use one namespace before they change to the next.
 const namespaces = 12 * time.Second
 
 // Target is where a process serves the API. The process may change at any moment.
 type Target interface {
-	// At returns the address and the name of the process; both are empty while none serves.
+	// At returns the address and the name of the process; both are empty while no process serves.
 	At() (address, process string)
 }
 
-// Workload is what all clients share.
+// Workload is the state that all clients share.
 type Workload struct {
 	targets []Target
-	// fault is told each thing that no process may do. fence is told the message of each process that asks for a fence.
+	// fault is called with each act that no process may do. fence is called with the message of each process that asks
+	// for a fence.
 	fault func(format string, args ...any)
 	fence func(process, message string)
 
 	Record     *Record
 	Namespaces []string // names of namespaces, in the order in which they are used
-	Cold       string   // a namespace that is used all the time, but seldom
+	Cold       string   // a namespace that is used throughout the test, but seldom
 	Period     time.Duration
 
 	mu      sync.Mutex
@@ -65,8 +66,9 @@ type Workload struct {
 // KeysEach is how many keys of a namespace all clients use.
 const KeysEach = 5
 
-// NewWorkload returns a workload with enough namespaces for the duration. It calls fault with each thing that no
-// process may do, and fence with each process that calls the log lost, and its message. All clients call both at once.
+// NewWorkload returns a workload with enough namespaces for the duration. It calls fault with each act that no process
+// may do. It calls fence with each process that reports the log as lost, and with that process's message. All clients
+// may call both functions at once.
 func NewWorkload(targets []Target, duration time.Duration, fault func(format string, args ...any), fence func(process, message string)) *Workload {
 	w := &Workload{
 		targets: targets, fault: fault, fence: fence, Record: &Record{Start: time.Now()}, Cold: "cold", Period: namespaces,
@@ -85,26 +87,26 @@ func KeyOf(namespace string, i int) string { return fmt.Sprintf("%s/k%d", namesp
 type Client struct {
 	*Workload
 	id     int
-	fresh  int // how many keys it has that no other client writes to
+	fresh  int // the number of this client's keys to which no other client writes
 	random *rand.Rand
 	http   *http.Client
 }
 
-// NewClient returns a client. Its number must be unique.
+// NewClient returns a client. The client's number must be unique.
 func NewClient(w *Workload, id int, random *rand.Rand) *Client {
 	return &Client{Workload: w, id: id, random: random, http: &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 1, DialContext: (&net.Dialer{Timeout: RequestTimeout}).DialContext},
 	}}
 }
 
-// Run sends random requests until ctx ends. The last one is answered or times out.
+// Run sends random requests until ctx ends. The last request is answered or times out.
 func (c *Client) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		o := c.choose()
 		if !c.ask(ctx, o) {
 			break
 		}
-		// Without pauses, most of a history would be refusals by processes that are gone or were fenced.
+		// Without pauses, most answers of a history would be refusals by processes that are gone or were fenced.
 		switch o.Outcome {
 		case Refused:
 			Wait(ctx, Between(c.random, 10*time.Millisecond, 100*time.Millisecond))
@@ -115,8 +117,8 @@ func (c *Client) Run(ctx context.Context) {
 	c.http.CloseIdleConnections()
 }
 
-// namespace returns the namespace that everybody uses at present, or the cold one. No namespace is used for long, so
-// the history of one key has few unknown outcomes.
+// namespace returns the namespace that everybody uses at present, or the cold namespace, which is seldom used. No
+// namespace is used for long, so the history of one key has few unknown outcomes.
 func (c *Client) namespace() string {
 	if c.random.IntN(12) == 0 {
 		return c.Cold
@@ -160,7 +162,7 @@ func (c *Client) choose() *Operation {
 	return o
 }
 
-// base returns the newest known revision of the key, seldom an older one; 0 if none is known.
+// base returns the newest known revision of the key, or seldom an older revision; 0 if no revision is known.
 func (c *Client) base(key string) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +213,7 @@ func (c *Client) ask(ctx context.Context, o *Operation) bool {
 }
 
 // AskAt sends the request to one process, which must serve, and records the request and its answer. The end of ctx does
-// not end the request, since its outcome would be unknown then: the request has its own deadline.
+// not end the request, because the outcome of the request would then be unknown: the request has its own deadline.
 func (c *Client) AskAt(ctx context.Context, o *Operation, s Target) {
 	address, process := s.At()
 	o.ID, o.Client, o.Process = c.Record.id(), c.id, process
@@ -240,8 +242,7 @@ func (c *Client) send(ctx context.Context, o *Operation, address string, timeout
 	}
 }
 
-// sendList lists, half of the time in pages from different processes. If the pages have different revisions, that is a
-// fault.
+// sendList lists, half of the time in pages from different processes. Different revisions of pages are a fault.
 func (c *Client) sendList(ctx context.Context, o *Operation, address string, timeout time.Duration) {
 	query := url.Values{"timeout": {timeout.String()}}
 	if c.random.IntN(2) == 0 {
@@ -281,8 +282,8 @@ func (c *Client) sendList(ctx context.Context, o *Operation, address string, tim
 // serversOwn is the ServiceAccount that the server makes in each namespace: no client has written it.
 const serversOwn = "default"
 
-// object has the fields of a ServiceAccount that matter here. The answer to its deletion is the object, and so has the
-// deletion's revision.
+// object has the fields of a ServiceAccount that these tests use. The answer to the deletion of a ServiceAccount is the
+// object, with the deletion's revision.
 type object struct {
 	Metadata struct {
 		Name            string            `json:"name,omitempty"`
@@ -356,7 +357,7 @@ func requestFor(o *Operation, address string, timeout time.Duration) request {
 	return r
 }
 
-// exchange sends one request, notes the outcome, and decodes the answer if it is a success.
+// exchange sends one request, notes the outcome, and decodes a successful answer.
 func (c *Client) exchange(ctx context.Context, o *Operation, r request, into any) bool {
 	var body io.Reader
 	if r.body != nil {
@@ -400,13 +401,13 @@ func (c *Client) exchange(ctx context.Context, o *Operation, r request, into any
 	return true
 }
 
-// nobodyThere says that no connection was made, so nothing was sent.
+// nobodyThere says whether no connection was made, so that nothing was sent.
 func nobodyThere(err error) bool {
 	var dial *net.OpError
 	return errors.As(err, &dial) && dial.Op == "dial"
 }
 
-// failed notes the outcome that an answer other than success means.
+// failed notes the outcome that follows from an answer other than success.
 func (c *Client) failed(o *Operation, text []byte) {
 	var s status
 	_ = json.Unmarshal(text, &s)
@@ -432,7 +433,7 @@ func (c *Client) failed(o *Operation, text []byte) {
 	}
 }
 
-// AsksForFence says whether a message calls the log lost.
+// AsksForFence says whether a message reports the log as lost.
 func AsksForFence(message string) bool { return strings.Contains(message, "'logplane fence'") }
 
 // MakeNamespaces creates the namespaces of all keys, and begins the record.
@@ -454,8 +455,8 @@ func (w *Workload) MakeNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// ReadAll reads every key through every process, as part of the history. Nothing may disturb the cell any more: every
-// read must be answered before ctx ends. The client's number must be unique.
+// ReadAll reads every key through every process, as part of the history. The disturbances must have ended: every read
+// must be answered before ctx ends. The client's number must be unique.
 func (w *Workload) ReadAll(ctx context.Context, client int, random *rand.Rand) error {
 	c := NewClient(w, client, random)
 	defer c.http.CloseIdleConnections()

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// longestPause bounds pauses and stalls. longestDeposing bounds those that depose the leader of three servers, which
-// the other servers notice only after some seconds. logRetention counts on both.
+// longestPause bounds pauses and stalls. longestDeposing bounds the pauses that depose the leader of three servers,
+// because the other servers notice such a pause only after some seconds. logRetention depends on both.
 const (
 	longestPause    = 3 * time.Second
 	longestDeposing = 12 * time.Second
@@ -55,7 +55,7 @@ func (c *cell) disturbProcess(ctx context.Context, random *rand.Rand) error {
 	c.counts.kills.Add(1)
 	s.end((*process).kill)
 	Wait(ctx, Between(random, 0, time.Second))
-	return s.start(c.t.Context()) // even when the time is up, because the last reads ask all processes
+	return s.start(c.t.Context()) // even after the end of ctx, because the last reads ask all processes
 }
 
 // disturbServers kills, pauses and cuts off nats-servers, and deposes leaders, until ctx ends.
@@ -81,7 +81,7 @@ func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
 
 func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 	s := c.servers.one[random.IntN(len(c.servers.one))]
-	// To disturb the leader is worth more.
+	// A disturbance of the leader is more likely to find faults.
 	if leader := c.servers.leader(ctx); leader != nil && random.IntN(3) > 0 {
 		s = leader
 	}
@@ -118,7 +118,7 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		Wait(ctx, long/2)
 	case 4, 5:
 		c.counts.stepDowns.Add(1)
-		_ = c.servers.stepDown(ctx) // there may be no leader just now
+		_ = c.servers.stepDown(ctx) // there may be no leader at present
 	case 6:
 		c.counts.linkStalls.Add(1)
 		s.routes((*eventlogtest.Link).Stall)
@@ -143,8 +143,8 @@ func (c *cell) disturbAll(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// fence follows docs/run/recover.md, except that some processes are forgotten: they are paused instead of stopped, and
-// go on afterwards. They must not acknowledge a write that is lost.
+// fence follows docs/run/recover.md, except that some processes are forgotten: these processes are paused instead of
+// stopped, and continue afterwards. They must not acknowledge a write that is lost.
 func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	c.whole.Lock()
 	defer c.whole.Unlock()
@@ -168,7 +168,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	c.counts.fences.Add(1)
 	c.counts.forgotten.Add(int64(len(forgotten)))
 	if random.IntN(2) == 0 {
-		resume() // the requests that the pause interrupted go on
+		resume() // the requests that the pause interrupted continue
 	}
 	if out, code, err := c.logplane(ctx, "inspect", "fsck"); err != nil || code != 0 {
 		return errors.Join(fmt.Errorf("fsck after it: exit code %d: %s", code, out), err)
@@ -177,7 +177,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 		return err
 	}
 	resume()
-	// Clients go on using the forgotten processes for a while.
+	// Clients use the forgotten processes for a while longer.
 	Wait(ctx, Between(random, 500*time.Millisecond, 3*time.Second))
 	for _, s := range forgotten {
 		s.disturbed.Lock()
@@ -211,14 +211,14 @@ func (c *cell) stopSome(random *rand.Rand) (forgotten []*slot) {
 	return forgotten
 }
 
-// release resumes paused processes, and pauses them again, until none of them holds the lock of the bucket's folder:
-// everybody would wait for that lock. Other buckets have no such lock.
+// release resumes paused processes, and pauses them again, until no paused process holds the lock of the bucket's
+// folder: all other processes would wait for that lock. Other kinds of buckets have no such lock.
 func (c *cell) release(ctx context.Context, paused []*slot) error {
 	lock, err := os.Open(filepath.Join(c.folder, ".lock"))
 	if err != nil {
 		return err
 	}
-	defer lock.Close() // this also unlocks it
+	defer lock.Close() // this also releases the lock
 	for unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 		if len(paused) == 0 {
 			return errors.New("nobody runs, and the bucket's lock is held")
@@ -239,7 +239,8 @@ func (c *cell) release(ctx context.Context, paused []*slot) error {
 	return nil
 }
 
-// forget pauses the slot's process. From now on the process may say that the log was lost, for it is true.
+// forget pauses the slot's process. From now on the process may say that the log was lost, because the log is lost for
+// that process.
 func (s *slot) forget() {
 	p := s.process()
 	p.pause()

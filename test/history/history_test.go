@@ -15,10 +15,10 @@ import (
 
 const (
 	clients = 12
-	// short is how long histories are without LOGPLANE_HISTORIES, a duration: as long as CI can bear. 'make history'
-	// has long ones.
+	// short is the length of histories without LOGPLANE_HISTORIES, a duration: as long as CI can afford. 'make history'
+	// has long histories.
 	short = 60 * time.Second
-	// artifactsVariable names the folder that failed histories are kept in.
+	// artifactsVariable names the folder in which failed histories are kept.
 	artifactsVariable = "LOGPLANE_HISTORIES_FOLDER"
 )
 
@@ -30,13 +30,13 @@ func TestHistory(t *testing.T) {
 	duration, seed := Settings(t, "LOGPLANE_HISTORIES", short)
 	for name, servers := range map[string]int{"one server": 1, "three servers": 3} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they wait more than they work
+			t.Parallel() // the subtests wait more than they work
 			runHistory(t, servers, seed, duration)
 		})
 	}
 }
 
-// workload is what the clients of a cell do.
+// workload is the work of a cell's clients.
 type workload struct {
 	*Workload
 	cell *cell
@@ -62,7 +62,7 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 	for i, disturb := range []func(context.Context, *rand.Rand) error{c.disturbProcesses, c.disturbServers, c.disturbAll} {
 		group.Go(func() error { return disturb(ctx, rand.New(rand.NewPCG(seed, uint64(i)))) })
 	}
-	// The history holds all that went wrong until then, so it is checked even after an error.
+	// The history shows the violations before the error, so it is checked even after an error.
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	} else {
@@ -90,7 +90,7 @@ func folders(t *testing.T, n int) (all []string) {
 	return all
 }
 
-// report prints what happened. It saves the history if something in it is wrong.
+// report prints a summary of the history. It saves a history that has violations.
 func (w workload) report(t *testing.T, servers int, seed uint64, violations []Violation) {
 	c := w.cell
 	for _, p := range c.outputs {

@@ -8,11 +8,11 @@ import (
 
 // state is the state of one key. The zero value is a key that never existed.
 type state struct {
-	value    string // empty if there is none, unread if it was never read
+	value    string // empty if there is no value, unread if the value was never read
 	revision uint64 // of the value; 0 if no answer has shown it
 	newest   uint64 // the newest revision of the key in any answer
-	// haunted: a write of unknown outcome, whose value nobody ever read, has replaced the state before. The next
-	// operation must have an answer that the state before could not give.
+	// haunted: a write of unknown outcome, whose value nobody ever read, has replaced the previous state. The next
+	// operation must have an answer that the previous state could not give.
 	haunted     bool
 	wasValue    string
 	wasRevision uint64
@@ -29,7 +29,7 @@ func (s state) String() string {
 	return fmt.Sprintf("%s@%d", s.value, s.revision)
 }
 
-// model is what the API promises for one key.
+// model has the API's promises about one key.
 var model = porcupine.Model{
 	Init: func() any { return state{} },
 	Step: func(s, input, _ any) (bool, any) { return step(s.(state), input.(*Operation)) },
@@ -42,10 +42,10 @@ var model = porcupine.Model{
 
 // step says whether the answer can be right in the state, and which state follows.
 //
-// A write whose outcome is still unknown here may have had its effect, but nobody ever read its value: otherwise late
-// has given it a known outcome. Such a write can only explain an answer like a conflict. So it takes effect right
-// before an answer that needs it, or after the end, which stands for never. Without this rule porcupine would try each
-// subset of such writes at each step.
+// A write whose outcome is still unknown in step may have had its effect, but nobody ever read its value. Otherwise
+// late would have given the write a known outcome. Such a write can only explain an answer like a conflict. So the
+// write takes effect right before an answer that needs it, or after the end of the history, which stands for never.
+// Without this rule porcupine would try each subset of such writes at each step.
 func step(s state, o *Operation) (bool, state) {
 	switch {
 	case o.Kind == end:
@@ -61,8 +61,8 @@ func step(s state, o *Operation) (bool, state) {
 	return answer(s, o)
 }
 
-// mayHaunt: one write of unknown outcome explains as much as several would, with one exception: a deletion and a
-// creation together.
+// mayHaunt says whether a write of unknown outcome may take effect in the state. One such write explains as much as
+// several would, except a deletion and a creation together.
 func (s state) mayHaunt(o *Operation) bool {
 	return !s.haunted || o.Kind == Create && s.wasValue != ""
 }
@@ -81,7 +81,7 @@ func (s state) haunt(o *Operation) state {
 	return next
 }
 
-// answer does the same as step, for an operation whose outcome is known.
+// answer does the work of step for an operation whose outcome is known.
 func answer(s state, o *Operation) (bool, state) {
 	switch o.Outcome {
 	case Missing:
@@ -105,8 +105,8 @@ func answer(s state, o *Operation) (bool, state) {
 	return o.Read == o.Value, state{value: o.Value, revision: o.Revision, newest: newest}
 }
 
-// takes says whether a write would have an effect in the state. A client that compares has read its base before. So if
-// no answer has shown the state's revision, it cannot be the base.
+// takes says whether a write would have an effect in the state. A client whose write names a base has read that base
+// before. So the base cannot be a revision that no answer has shown.
 func (s state) takes(o *Operation) bool {
 	if o.Kind == Create {
 		return s.value == ""

@@ -115,17 +115,17 @@ func (p *process) ready(ctx context.Context, url string) error {
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 
-// pause stops the process where it is; resume lets it go on.
+// pause stops the process where it is; resume lets the process continue.
 func (p *process) pause()  { p.signal(syscall.SIGSTOP) }
 func (p *process) resume() { p.signal(syscall.SIGCONT) }
 
-// kill ends the process as a power cut would, and waits for it.
+// kill ends the process as a power cut would, and waits for its end.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// stop ends the process as an operator would, by force if it does not end in time.
+// stop ends the process as an operator would, by force if the process does not end in time.
 func (p *process) stop() {
 	p.signal(syscall.SIGTERM)
 	select {
@@ -138,7 +138,7 @@ func (p *process) stop() {
 // raced says whether the race detector found a race in the process.
 func (p *process) raced() bool { return strings.Contains(p.output(), "DATA RACE") }
 
-// part tells this test's binary what to do when it runs as another process.
+// part is the work of this test's binary when it runs as another process.
 type part struct {
 	Server  *serverPart  `json:",omitempty"`
 	Sweeper *sweeperPart `json:",omitempty"`

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Kind is what a client asked for.
+// Kind is the kind of a client's request.
 type Kind string
 
 const (
 	Create Kind = "create"
-	Update Kind = "update" // with a base, it is written only if the key is still at that revision
+	Update Kind = "update" // with a base, the update is written only if the key is still at that revision
 	Patch  Kind = "patch"
 	Remove Kind = "delete"
 	Get    Kind = "get"
@@ -20,7 +20,7 @@ const (
 	end    Kind = "end"   // the end of a key's history; no client asks for it
 )
 
-// Outcome is what the client knows about its operation.
+// Outcome is the client's knowledge about the effect of its operation.
 type Outcome string
 
 const (
@@ -39,14 +39,14 @@ type Operation struct {
 	Process string
 	Kind    Kind
 	Key     string // namespace and name; for a list, the namespace
-	// Base is the revision that a write compares with, or that a list of the past asks for; 0 for none.
+	// Base is the revision with which a write compares, or for which a list of the past asks; 0 for none.
 	Base uint64 `json:",omitempty"`
-	// Value is what the write wants to write. Every write has a different value.
+	// Value is the value to write. Every write has a different value.
 	Value   string `json:",omitempty"`
 	Call    int64
 	Return  int64
 	Outcome Outcome
-	// Revision is the answer's revision, and Read the value in the answer: for a delete, the last one.
+	// Revision is the answer's revision. Read is the value in the answer: for a delete, the last value.
 	Revision uint64 `json:",omitempty"`
 	Read     string `json:",omitempty"`
 	Items    []Item `json:",omitempty"`

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Bounds on how many messages and violations a report shows.
+// These constants bound the numbers of messages and violations that a report shows.
 const (
 	mostMessages   = 12
 	mostViolations = 30
@@ -21,7 +21,7 @@ const (
 var digits = regexp.MustCompile(`[0-9]+`)
 
 // Settings reads the settings of a run from the environment. The variable 'name' is a duration; name_SEED is the seed
-// that decides what happens in which order. Without them a run is short, and its seed is new.
+// that determines the events of a run and their order. Without these variables a run is short, and its seed is new.
 func Settings(t testing.TB, name string, short time.Duration) (duration time.Duration, seed uint64) {
 	t.Helper()
 	var err error

@@ -31,8 +31,8 @@ func (s *serverPart) run() error {
 		JetStream: true, StoreDir: s.Folder, SyncAlways: true, MaxPayload: 8 << 20,
 	}
 	if len(s.Routes) > 0 {
-		// The advertised address leads nowhere. Otherwise servers that learn of each other would connect directly, and
-		// bypass the links.
+		// The advertised address leads nowhere. Otherwise servers that learn each other's addresses would connect
+		// directly, and bypass the links.
 		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
 		for _, address := range s.Routes {
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address})
@@ -68,13 +68,14 @@ type servers struct {
 type serverProcess struct {
 	part    serverPart
 	clients *eventlogtest.Link
-	// opened carries the routes that this server opens to the others; led carries those that the others open to it.
+	// opened carries the routes that this server opens to the other servers; led carries the routes that the other
+	// servers open to this one.
 	opened, led []*eventlogtest.Link
 	// p is replaced by the goroutine that disturbs the servers. No other goroutine reads it while the test runs.
 	p *process
 }
 
-// startServers runs as many servers as there are folders.
+// startServers runs one server for each folder.
 func startServers(t testing.TB, folders ...string) *servers {
 	t.Helper()
 	n := len(folders)
@@ -158,7 +159,7 @@ func (s *serverProcess) routes(f func(*eventlogtest.Link)) {
 	}
 }
 
-// stream has the fields of the stream's information that matter here.
+// stream has the fields of the stream's information that these tests use.
 type stream struct {
 	State struct {
 		First uint64 `json:"first_seq"`
@@ -184,7 +185,7 @@ func (s *servers) info(ctx context.Context) (stream, error) {
 	return i, err
 }
 
-// leader returns the server that leads the stream, nil if none is known.
+// leader returns the server that leads the stream, nil if no leader is known.
 func (s *servers) leader(ctx context.Context) *serverProcess {
 	i, err := s.info(ctx)
 	if err != nil || i.Cluster == nil {
@@ -198,7 +199,7 @@ func (s *servers) leader(ctx context.Context) *serverProcess {
 	return nil
 }
 
-// stepDown makes the leader give up.
+// stepDown makes the leader give up its leadership.
 func (s *servers) stepDown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -209,7 +210,7 @@ func (s *servers) stepDown(ctx context.Context) error {
 // whole waits until the log has a leader, and its replicas keep up.
 func (s *servers) whole(ctx context.Context) error { return s.whileWhole(ctx, 0) }
 
-// settled also waits until the head no longer moves: no message is on its way any more.
+// settled waits until the log is whole and its head no longer moves, so that no message is on its way.
 func (s *servers) settled(ctx context.Context) error { return s.whileWhole(ctx, 500*time.Millisecond) }
 
 // whileWhole waits until the log is whole, and its head has not moved for a while.

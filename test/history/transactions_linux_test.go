@@ -27,11 +27,12 @@ import (
 
 const (
 	transactors = 4
-	// groupSize is how many objects always have the same value: each transaction that changes one changes all of them.
+	// groupSize is how many objects always have the same value: each transaction that changes one of these objects
+	// changes all of them.
 	groupSize = 10
-	// mostMade is the largest number of objects that a transaction creates beside one more operation.
+	// mostMade is the largest number of objects that a transaction creates. It leaves room for one more operation.
 	mostMade = 999
-	// transactionTimeout is the longest that a transaction may take.
+	// transactionTimeout is the longest time that a transaction may take.
 	transactionTimeout = 5 * time.Second
 	// disturbances is how often a process is killed, and fullDisks how often the log's disk is full.
 	disturbances = 12
@@ -40,9 +41,10 @@ const (
 
 // TestTransactionsThroughFaults: transactions of up to 1,000 operations, which make, change and delete objects, are
 // written whole or not at all. Meanwhile the API's processes, the projector and the log's servers are killed, the log's
-// disk is full, and transactions lose to each other. Afterwards an acknowledged transaction is there, a refused one is
-// not, and one of unknown outcome may be. No list shows a part of a transaction, on one page or on many. A watch
-// delivers each transaction's events without others between them, at consecutive revisions.
+// disk is full, and transactions lose to each other. Afterwards the objects of each acknowledged transaction exist,
+// those of a refused transaction do not, and those of a transaction of unknown outcome may exist. No list shows a part
+// of a transaction, on one page or on many. A watch delivers each transaction's events at consecutive revisions, with
+// no other events between them.
 //
 // LOGPLANE_TRANSACTIONS_SEED repeats a run, as far as the machine's timing allows.
 func TestTransactionsThroughFaults(t *testing.T) {
@@ -89,7 +91,7 @@ type transactions struct {
 	watcher *slot
 
 	mu   sync.Mutex
-	sent map[string]*sent // guarded by mu; by the name of the transaction, which its objects have as well
+	sent map[string]*sent // guarded by mu; by the transaction's name, which its objects have in a field
 }
 
 // sent is a transaction, and its outcome.
@@ -206,9 +208,9 @@ func (tr *transactions) disturb(ctx context.Context, random *rand.Rand) error {
 	return tr.cell.servers.whole(ctx)
 }
 
-// fill lets the log's disk be full until a transaction has failed because of it. Then it does what docs/run/log.md
-// says. A random amount of space is left, so it ends at some event of a large transaction: while that is sent, or while
-// it is written.
+// fill keeps the log's disk full until a transaction has failed for that reason. Then it follows docs/run/log.md. A
+// random amount of space is left, so the space ends at some event of a large transaction: while the transaction is
+// sent, or while it is written.
 func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random *rand.Rand) error {
 	disk.Fill(tr.cell.t)
 	disk.Leave(tr.cell.t, random.Int64N(3<<20))
@@ -217,7 +219,7 @@ func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random
 		name := fmt.Sprintf("full-%d-%d", one.id, n)
 		met = one.post(ctx, name, &sent{verb: "make", size: mostMade}, one.making(name, mostMade)) != Done
 	}
-	Wait(ctx, Between(random, 0, time.Second)) // other clients go on
+	Wait(ctx, Between(random, 0, time.Second)) // other clients continue
 	disk.Free(tr.cell.t)
 	if !met {
 		return errors.New("nobody has met the full disk")
@@ -246,7 +248,8 @@ func (tr *transactions) client(id int) *transactor {
 	return &transactor{tr, NewClient(tr.workload.Workload, id, rand.New(rand.NewPCG(tr.seed, uint64(1000+id))))}
 }
 
-// creating returns the operation that creates one object of the transaction 'of', which creates 'size' objects.
+// creating returns the operation that creates one object of the transaction 'of'. That transaction creates 'size'
+// objects.
 func creating(name, of string, size int) map[string]any {
 	return map[string]any{"verb": "create", "object": map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap",
@@ -375,7 +378,7 @@ func (c *transactor) post(ctx context.Context, name string, s *sent, operations 
 	return Done
 }
 
-// item has the fields of an object that matter here.
+// item has the fields of an object that this test uses.
 type item struct {
 	Metadata struct {
 		Name, ResourceVersion string
@@ -415,7 +418,7 @@ func (c *transactor) list(ctx context.Context, limit int) (revision string, item
 	}
 }
 
-// read lists until ctx ends, and requires that each list shows all of a transaction or nothing.
+// read lists until ctx ends, and requires that each list shows all objects of a transaction or none.
 func (c *transactor) read(ctx context.Context) error {
 	lists := 0
 	for ctx.Err() == nil {
@@ -513,7 +516,7 @@ func (tr *transactions) watch(ctx context.Context, from string) (events []seen) 
 	return events
 }
 
-// judge compares the acknowledged transactions with the events that a watch delivered, and with the objects that exist.
+// judge compares the acknowledged transactions with the events that a watch delivered, and with the existing objects.
 func (tr *transactions) judge(events []seen, items []item) {
 	t := tr.cell.t
 	brought := map[string]bool{}
@@ -567,8 +570,8 @@ func (tr *transactions) judge(events []seen, items []item) {
 	}
 }
 
-// keyOf returns the name of the event's transaction, and how many events that has; no name for the object that
-// transactions contend for.
+// keyOf returns the name of the event's transaction, and the number of that transaction's events. The name is empty for
+// the object for which transactions contend.
 func keyOf(e *seen) (name string, size int) {
 	is := e.Object.Metadata.Annotations
 	switch {

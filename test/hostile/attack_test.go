@@ -25,21 +25,22 @@ import (
 const (
 	// quietTime is how long the other users are measured before an attack.
 	quietTime = 5 * time.Second
-	// settleTime is how long after an attack the process may take to give memory back.
+	// settleTime is how long the process may take to release memory after an attack.
 	settleTime = time.Minute
 	// pace is the time between two requests of one of the other users.
 	pace = 20 * time.Millisecond
 	// slower is how many times longer the other users' p99 may be during an attack.
 	slower = 5
-	// heavier is how many times its memory at the start the process may keep after an attack.
+	// heavier bounds the memory that the process may keep after an attack, as a multiple of its memory at the start.
 	heavier = 1.3
-	// told is the limit that the process gets by --memory-mib. It may take 'most' times as much.
+	// told is the limit that the process gets by --memory-mib. The process may take 'most' times as much memory.
 	told = 512
 	most = 1.2
 )
 
-// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for
-// ATTACK each ('make attack'; 'ATTACKS=name' for some). It prints how much the two noticed.
+// TestAttack puts a bounded load of each attack on a process, alongside a well-behaved tenant and an administrator.
+// Each attack takes the time ATTACK ('make attack'); ATTACKS selects attacks by name. The test prints how much the
+// tenant and the administrator noticed.
 func TestAttack(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("ATTACK"))
 	if err != nil {
@@ -61,14 +62,14 @@ type attack struct {
 	name string
 	// secure serves HTTPS, for HTTP/2.
 	secure bool
-	// prepare makes what the attack needs, as the administrator.
+	// prepare makes the objects that the attack needs, as the administrator.
 	prepare func(s *target)
 	// workers call once in a loop, each in a goroutine of its own, until the context ends.
 	workers int
 	once    func(ctx context.Context, s *target, worker int) (code int)
 }
 
-// target starts a process, and makes what the attack needs.
+// target starts a process, and makes the objects that the attack needs.
 func (a attack) target(t *testing.T) *target {
 	c := newCell(t)
 	args := []string{"--memory-mib", strconv.Itoa(told)}
@@ -131,8 +132,9 @@ func (a attack) run(ctx context.Context, s *target, workers int, answered func(c
 // attackerVariable names the attack that a separate process makes; attackedVariable has the URL of its victim.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
-// apart attacks for the length of time from a separate process, and returns a summary of the answers to it. So the cost
-// of attacking does not slow down the other users in this test. A real attacker has its own machines, too.
+// apart attacks for the length of time from a separate process, and returns a summary of the answers to that process.
+// So the cost of attacking does not slow down the other users in this test. A real attacker has machines of its own,
+// too.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	attacker := elsewhere(t, "TestAttacker", attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
 	out, err := attacker.CombinedOutput()
@@ -195,7 +197,7 @@ func (c *codes) String() string {
 	return strings.Join(all, ", ")
 }
 
-// other is a user who reads and writes an object now and then, and expects answers.
+// other is a user who sometimes reads and writes an object, and expects answers.
 type other struct {
 	s    *target
 	user string
@@ -213,14 +215,14 @@ func newOther(s *target, user string) *other {
 	return &other{s, user, path + "/mine", newClient()}
 }
 
-// seen is what one of the other users noticed.
+// seen has the observations of one of the other users.
 type seen struct {
 	p99 time.Duration
 	// refused counts the answers other than success.
 	refused int
 }
 
-// observe lets the other users work for the length of time, and returns what each noticed.
+// observe lets the other users work for the length of time, and returns the observations of each user.
 func observe(ctx context.Context, others []*other, length time.Duration) []seen {
 	ctx, end := context.WithTimeout(ctx, length)
 	defer end()
@@ -261,7 +263,7 @@ func (o *other) work(ctx context.Context) seen {
 	}
 }
 
-// send returns the answer's code once the whole answer has arrived, or 0 if none does.
+// send returns the answer's code once the whole answer has arrived, or 0 if no answer arrives.
 func (s *target) send(ctx context.Context, c *http.Client, user, method, path, contentType, body string) int {
 	r, err := http.NewRequestWithContext(ctx, method, s.URL()+path, strings.NewReader(body))
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// certificate makes a certificate for loopback, and returns the flags to serve with it.
+// certificate makes a certificate for loopback, and returns the flags that make a process serve with it.
 func (c *cell) certificate() []string {
 	c.t.Helper()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
@@ -52,8 +52,8 @@ func plainClient() *http.Client {
 	return c
 }
 
-// attacks are made by 'owner', who may do everything in one namespace, or by a client without credentials, unless
-// noted.
+// attacks has all attacks. Unless noted, the attacker is 'owner', who may do everything in one namespace, or a client
+// without credentials.
 var attacks = []attack{
 	{name: "copies in a JSON patch", workers: 4, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
 		defer pause(ctx, 10*time.Millisecond)
@@ -181,7 +181,7 @@ func copies(n int) string {
 	return "[" + strings.Join(all, ",") + "]"
 }
 
-// objectsWithin returns 'depth' JSON objects, each in the one before.
+// objectsWithin returns 'depth' JSON objects, each inside the object before.
 func objectsWithin(depth int) string {
 	return strings.Repeat(`{"a":`, depth) + "0" + strings.Repeat("}", depth)
 }

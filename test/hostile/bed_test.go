@@ -1,6 +1,7 @@
 // Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber and a neighbour on the
-// network would, and checks whether others notice. It has one test for each line of docs/security.md; 'make attack'
-// measures the same under load. 'On e14eff4', and the like, tells what happened at that commit, before the fix.
+// network would, and checks whether other users notice. It has one test for each line of docs/security.md; 'make
+// attack' measures the attacks under load. A phrase such as 'On e14eff4' tells what happened at that commit, before the
+// fix.
 package hostile
 
 import (
@@ -28,9 +29,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// The attackers, and the users who are observed meanwhile. Their tokens are their names. Admin may do everything. Owner
-// and tenant may do everything in the namespace of their name (asOwner). Stranger may do nothing. The user nobody has
-// no token.
+// These are the attackers, and the users who are observed meanwhile. The token of a user is the user's name. Admin may
+// do everything. Owner and tenant may do everything in the namespace of their name (asOwner). Stranger may do nothing.
+// The user nobody has no token.
 const (
 	admin    = "admin"
 	owner    = "owner"
@@ -69,7 +70,7 @@ func newCell(t testing.TB) *cell {
 
 func (c *cell) with(args ...string) []string { return slices.Concat(args, c.where) }
 
-// serve runs 'api' or 'watcher' and lets it know the users above.
+// serve runs 'api' or 'watcher' with the tokens of the users above.
 func (c *cell) serve(command string, args ...string) *target {
 	c.t.Helper()
 	args = append([]string{command, "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens}, args...)
@@ -103,7 +104,7 @@ func (a answer) status(t testing.TB) metav1.Status {
 	return s
 }
 
-// client is shared by users who do not need connections of their own.
+// client is for users who do not need connections of their own.
 var client = newClient()
 
 // newClient returns a client with connections of its own. It trusts any certificate, since it talks to a child process
@@ -173,7 +174,8 @@ func (s *target) memory() uint64 {
 
 func pid(s *target) string { return strconv.Itoa(s.Cmd.Process.Pid) }
 
-// sum adds the values of all metrics of that name. If the name ends with labels, the metrics must have those labels.
+// sum adds the values of all metrics with the given name. If the name ends with labels, the metrics must have those
+// labels.
 func (s *target) sum(metric string) (sum float64) {
 	s.t.Helper()
 	metrics := s.must(admin, http.MethodGet, "/metrics", "")

@@ -16,8 +16,8 @@ import (
 // memoryAllowed is far more than a request of 3 MiB needs, and less than any of these bombs would take.
 const memoryAllowed = 768 << 20
 
-// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, but each is written out when the YAML is turned into
-// JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte kills the process.
+// TestAliasesAreNoBomb: YAML's aliases cost the parser nothing, but each alias is written out when the YAML is turned
+// into JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte kills the process.
 func TestAliasesAreNoBomb(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -54,9 +54,9 @@ func sealed(version, kind string, raw []byte) string {
 }
 
 // TestEntriesOfMapsEndWhereTheySay: a map's entry may claim a value that is longer than the entry. Upstream's generated
-// decoders read such a value up to the end of the message, and then go on right after the entry. So every entry's value
-// can contain all the entries that follow. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all the memory
-// there is.
+// decoders read such a value up to the end of the message, and then continue right after the entry. So every entry's
+// value can contain all the entries that follow. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB need more
+// memory than the machine has.
 func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -81,9 +81,9 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	}
 }
 
-// TestProtobufNestsOnlySoDeep: the schema of a CRD contains schemas. On e14eff4 200,000 levels of them, a megabyte of
-// protobuf, overflow the stack, which ends the process. An entry of 'properties' that reaches beyond its end is decoded
-// twice, so that a few hundred bytes take for ever.
+// TestProtobufNestsOnlySoDeep: the schema of a CRD contains schemas. On e14eff4 200,000 levels of schemas, a megabyte
+// of protobuf, overflow the stack, which ends the process. An entry of 'properties' that reaches beyond its end is
+// decoded twice, so that the decoding of a few hundred bytes never ends.
 func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	crd := func(schema []byte) string {
@@ -118,7 +118,7 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	a = s.do(admin, http.MethodPost, crds, protobuf, crd(object))
 	require.Equal(t, http.StatusCreated, a.Code, string(a.Body))
 
-	// This is built from the inside out, because each level takes up to five bytes more than the level in it.
+	// The body is built from the inside out, because each level takes up to five bytes more than the level inside it.
 	levels := make([][]byte, 0, 200000)
 	size := len(object)
 	for range 200000 {
@@ -131,8 +131,8 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 }
 
 // TestRolesAllowACountableLot: to check that users grant no more than they have, upstream lists every combination of
-// verb, resource and group. On e14eff4 this role of 6 KB makes a million combinations, and one of 18 KB a billion,
-// which kills the process.
+// verb, resource and group. On e14eff4 this role of 6 KB makes a million combinations, and a role of 18 KB makes a
+// billion, which kills the process.
 func TestRolesAllowACountableLot(t *testing.T) {
 	s := serve(t, "api", "--authorization-mode", "RBAC")
 	s.asOwner(tenant)

@@ -117,8 +117,8 @@ func once(t *testing.T, s *product.Process, token string, certificate *tls.Certi
 const withinAMinute = time.Minute
 
 // TestReplacedFilesAreUsed: the server's certificate and key, the authorities of clients, and tokens are replaced like
-// a mounted Secret. The new ones are used within a minute, and invalid files change nothing. On e14eff4 the first ones
-// are used for ever.
+// a mounted Secret. The new files are used within a minute, and invalid files change nothing. On e14eff4 the process
+// uses the first files until its end.
 func TestReplacedFilesAreUsed(t *testing.T) {
 	c := newCell(t)
 	ours, theirs := newAuthority(t, "ours"), newAuthority(t, "theirs")
@@ -155,8 +155,8 @@ func TestReplacedFilesAreUsed(t *testing.T) {
 	check("second", "new", after)
 	refused(admin, before)
 
-	// Here the key does not match the certificate, the authority's file holds no certificate, and the token's line
-	// lacks fields.
+	// In these files the key does not match the certificate, the authority's file holds no certificate, and the token's
+	// line lacks fields.
 	files.swap(map[string][]byte{"tls.crt": first.certificatePEM(), "tls.key": second.keyPEM(t), "ca.crt": []byte("none"), "tokens": []byte(admin + "\n")})
 	require.Eventually(t, func() bool {
 		check("second", "new", after)

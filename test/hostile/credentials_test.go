@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestAStrangersWatch: a client without credentials is not told where watches are served. On e14eff4 it gets a redirect
-// there (307).
+// TestAStrangersWatch: a client without credentials does not learn where watches are served. On e14eff4 such a client
+// gets a redirect to the watcher (307).
 func TestAStrangersWatch(t *testing.T) {
 	s := serve(t, "api", "--watcher-url", "https://watcher.example:1234")
 	for _, path := range []string{"/api/v1/namespaces?watch=1", "/api/v1/watch/namespaces"} {
@@ -29,8 +29,8 @@ func TestAStrangersWatch(t *testing.T) {
 	}
 }
 
-// TestACertificateOfOthers: many clients have a certificate for something else. Such a client is known by its token;
-// without a good token it is refused. On e14eff4 every such client gets 401.
+// TestACertificateOfOthers: many clients have a certificate for another purpose. The server identifies such a client by
+// its token; without a valid token the client is refused. On e14eff4 every such client gets 401.
 func TestACertificateOfOthers(t *testing.T) {
 	c := newCell(t)
 	roots := filepath.Join(t.TempDir(), "ca.pem")
@@ -58,8 +58,8 @@ func TestACertificateOfOthers(t *testing.T) {
 }
 
 // TestOthersKeysAreNotBelieved: a file that another user of the machine owns or may write is not accepted as a key, an
-// authority or a block cache, and neither is one in such a folder or below it. The message names the path, and says
-// what to do.
+// authority or a block cache. Neither is a file in or below a folder that another user owns or may write. The message
+// names the path, and says what to do.
 func TestOthersKeysAreNotBelieved(t *testing.T) {
 	root := t.TempDir()
 	require.NoError(t, os.Chmod(root, 0o755))

@@ -14,10 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crowd is more events than a watcher's window holds, so a watch from before them has to read the snapshot.
+// crowd is more events than a watcher's window holds, so a watch from a revision before these events has to read the
+// snapshot.
 const crowd = 18000
 
-// TestTheCrowdNextDoorCostsNothing: many objects in one namespace cost nothing to a client that asks for little, in
+// TestTheCrowdNextDoorCostsNothing: many objects in one namespace cause no cost for a client that asks for little, in
 // that namespace or in another. On e14eff4 each list with 'limit=1' counts all objects again, and a watch of an empty
 // namespace decodes every event of the cell.
 func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
@@ -49,8 +50,8 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	}
 	writing.Wait()
 
-	// These are 500 pages of one object. The remaining objects are not counted again for each page, nor after a few
-	// writes elsewhere.
+	// pages reads 500 pages of one object. The server does not count the remaining objects again for each page, nor
+	// after a few writes elsewhere.
 	pages := func(namespace string, remaining int) float64 {
 		began := s.cpuSeconds()
 		for n := range 500 {
@@ -71,7 +72,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	t.Logf("CPU seconds of 500 pages: %.2f in the crowd, %.2f next door", all, few)
 	require.Less(t, all, 2*few+0.3)
 
-	// This watches an empty list from before all other objects.
+	// watch watches an empty list from a revision before all other objects.
 	watch := func() {
 		a := s.do(tenant, http.MethodGet, "/api/v1/namespaces/tenant/secrets?watch=true&timeoutSeconds=1&resourceVersion="+before, "", "")
 		require.Equal(t, http.StatusOK, a.Code, string(a.Body))

@@ -18,7 +18,7 @@ func repeated(n int, member func(i int) string) string {
 }
 
 // TestCrowdsAreRefused: managed fields are sorted by insertion. So on e14eff4 a ConfigMap of 200,000 keys takes 18 s of
-// CPU, and a list of 1.4 million numbers takes 450 MiB, and all of these requests are answered 201.
+// CPU, a list of 1.4 million numbers takes 450 MiB, and all these requests are answered 201.
 func TestCrowdsAreRefused(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

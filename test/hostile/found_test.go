@@ -34,7 +34,7 @@ func configMapOf(name, metadata string) string {
 }
 
 // TestFieldManagersAreFew: each field manager of an object costs a conversion of the whole object. On 1dc6c4a a patch
-// of an object with 1,500 managers takes 9 s of the processor, half of it after its answer, a 504.
+// of an object with 1,500 managers takes 9 s of processor time, half of that time after the answer (504).
 func TestFieldManagersAreFew(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -66,8 +66,9 @@ func TestFieldManagersAreFew(t *testing.T) {
 	require.Contains(t, last.status(t).Message, "field managers")
 }
 
-// TestOwnersAreFew: upstream compares each owner reference with all others, before any plugin or index looks at them.
-// On fc78e1c a create with 10,000 references takes 43 s of the processor, and 2,000 references to one uid are stored.
+// TestOwnersAreFew: upstream compares each owner reference with all others, before any plugin or index looks at the
+// references. On fc78e1c a create with 10,000 references takes 43 s of the processor, and 2,000 references to one uid
+// are stored.
 func TestOwnersAreFew(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -105,8 +106,8 @@ func TestLongSelectorsCount(t *testing.T) {
 	require.Contains(t, a.status(t).Message, "each KiB of its query")
 }
 
-// TestHeadersAreShort: a connection holds its request's headers in memory before anybody knows whose request it is. On
-// 1dc6c4a that is up to a megabyte for each connection.
+// TestHeadersAreShort: a connection holds its request's headers in memory before the server knows whose request it is.
+// On 1dc6c4a the headers take up to a megabyte for each connection.
 func TestHeadersAreShort(t *testing.T) {
 	s := serve(t, "watcher")
 	conn, err := net.Dial("tcp", s.Address)
@@ -125,7 +126,7 @@ func TestHeadersAreShort(t *testing.T) {
 }
 
 // TestManyNodePorts: each port is an event, and a write may have a thousand events. On 1dc6c4a the answer is a 500 that
-// calls the outcome unknown.
+// says that the outcome is unknown.
 func TestManyNodePorts(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -137,8 +138,8 @@ func TestManyNodePorts(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, string(a.Body))
 }
 
-// TestANameIsNotGenerated: a user who sends a taken name is told that it is taken, even if a generateName is sent too.
-// On 1dc6c4a the user is told to try again.
+// TestANameIsNotGenerated: a user who sends a taken name is told that the name is taken, even if the object has a
+// generateName, too. On 1dc6c4a the user is told to try again.
 func TestANameIsNotGenerated(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -148,8 +149,8 @@ func TestANameIsNotGenerated(t *testing.T) {
 	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
 }
 
-// TestWhatIsNotText: upstream stores some bytes that are not valid text unchanged. On 1dc6c4a a default in a CRD's
-// schema that is not UTF-8 makes every request for OpenAPI fail with 500.
+// TestWhatIsNotText: upstream stores some bytes that are not valid text unchanged. On 1dc6c4a, if a default that is not
+// UTF-8 is in a CRD's schema, every request for OpenAPI fails with 500.
 func TestWhatIsNotText(t *testing.T) {
 	s := serve(t, "api")
 	definition := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{"a":{"type":"string","default":"`+"\xff"+`"}}`, 1)
@@ -188,7 +189,8 @@ func TestLongMistakes(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body[:200]))
 }
 
-// TestAPatchThatTakesTheKindAway: a custom resource needs its kind and version. On 1dc6c4a the answer is 500.
+// TestAPatchThatTakesTheKindAway: a patch may not remove the kind and version of a custom resource. On 1dc6c4a the
+// answer to such a patch is 500.
 func TestAPatchThatTakesTheKindAway(t *testing.T) {
 	s := serve(t, "api")
 	s.must(admin, http.MethodPost, crds, definitionOf("things", "fuzz.example.com", "v1"))
@@ -240,9 +242,9 @@ func TestManyExpressions(t *testing.T) {
 	s.must(admin, http.MethodPost, crds, rules(1000))
 }
 
-// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c, and in kube-apiserver, each of these
-// quantities keeps a processor busy for seconds or minutes, even after its request has ended. Values that only look
-// like such numbers are accepted.
+// TestQuantitiesAreShort: upstream computes the power of ten that a quantity names. On d450d6c, and in kube-apiserver,
+// each of these quantities keeps a processor busy for seconds or minutes, even after its request has ended. Values that
+// only look like such numbers are accepted.
 func TestQuantitiesAreShort(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -298,7 +300,7 @@ func TestQuantitiesAreShort(t *testing.T) {
 		require.Contains(t, string(a.Body), "quantit", name)
 		require.Less(t, time.Since(begun), 20*time.Second, name)
 	}
-	// beside a value that is not a number
+	// next to a value that is not a number
 	a := s.do(owner, http.MethodPost, core+"/persistentvolumeclaims", "application/cbor", cbor("\xa5\x61x\xf9\x7e\x00"))
 	require.Equal(t, http.StatusBadRequest, a.Code, "%.300s", a.Body)
 	kinds := strings.Builder{}
@@ -461,8 +463,8 @@ func TestManyLimitRanges(t *testing.T) {
 	s.must(owner, http.MethodPost, core+"/pods", pod(2))
 }
 
-// TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b it is tried again
-// for 10 s, and holds a place meanwhile.
+// TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b the server tries
+// the eviction again for 10 s, and the request holds a seat meanwhile.
 func TestEvictionOfAnother(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

@@ -23,9 +23,9 @@ import (
 const (
 	// fuzzWorkers is how many workers send at once.
 	fuzzWorkers = 4
-	// slowest is the longest that a request may take.
+	// slowest is the longest time that a request may take.
 	slowest = 5 * time.Second
-	// slowestPlan is the longest that a request may take that carries out a plan, since it goes on to write for 20 s.
+	// slowestPlan is the longest time that a request with a plan may take, because a plan may write for 20 s.
 	slowestPlan = 30 * time.Second
 	// glance is how long a watch is read.
 	glance = 100 * time.Millisecond
@@ -36,9 +36,10 @@ const (
 )
 
 // TestFuzzHTTP sends mutated requests to the built binary for FUZZ_HTTP ('make fuzz-http'), as an administrator, and
-// answers its webhooks with mutated answers. No request may kill the process, be answered 500 (except for a webhook's
-// fault), take more than 5 s (a plan 30 s), or bring its memory to more than 1 GiB. A fuzzer inside the process would
-// have to instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine's timing allows.
+// answers the calls of webhooks with mutated answers. No request may kill the process, get a 500 (except for a
+// webhook's fault), or take more than 5 s (a plan 30 s). The process's memory must stay below 1 GiB. A fuzzer inside
+// the process would have to instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine's timing
+// allows.
 func TestFuzzHTTP(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("FUZZ_HTTP"))
 	if err != nil {
@@ -133,7 +134,7 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 	if err != nil {
 		return true // the mutated text is not a request
 	}
-	r.URL.Opaque = "//" + s.Address + q.path // the path as it is, escaped or not
+	r.URL.Opaque = "//" + s.Address + q.path // the path unchanged, escaped or not
 	r.Header = http.Header{"Authorization": {"Bearer admin"}}
 	for name, value := range q.header {
 		r.Header.Set(name, value)
@@ -147,13 +148,13 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 		case <-s.Exited:
 			f.fault("the process died", q, nil)
 			return false
-		default: // net/http refuses to send it, or the server cuts the connection
+		default: // net/http refuses to send the request, or the server cuts the connection
 			f.count(0, 0)
 			return true
 		}
 	}
 	defer response.Body.Close()
-	if strings.Contains(q.path, "watch") && response.StatusCode == http.StatusOK { // a watch goes on
+	if strings.Contains(q.path, "watch") && response.StatusCode == http.StatusOK { // a watch does not end
 		defer time.AfterFunc(glance, end).Stop()
 		begun = begun.Add(glance)
 	}

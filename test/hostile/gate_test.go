@@ -25,10 +25,11 @@ const meanwhile = 25
 // TestOthersAreServed: an attack by 'owner' does not make the server refuse anything to a tenant or to the
 // administrator.
 //
-//   - Bodies that do not come: on e14eff4 each such request holds one of 200 places for as long as its client likes.
-//   - Revisions that never come, or come late: on e14eff4 each request for one holds one of 400 places for 3 s.
+//   - Bodies that do not come: on e14eff4 each such request holds one of 200 seats for as long as its client likes.
+//   - Revisions that never come, or come late: on e14eff4 each request for such a revision holds one of 400 seats
+//     for 3 s.
 //
-// On e14eff4 other users get 429 during all of these attacks.
+// On e14eff4 other users get 429 during each of these attacks.
 func TestOthersAreServed(t *testing.T) {
 	for _, name := range []string{
 		"bodies that do not come", "bodies that do not come, HTTP/2", "revisions that never come", "revisions that come late",
@@ -54,7 +55,7 @@ func (a attack) whileServing(t *testing.T, others func(s *target)) {
 	defer attacking.Wait()
 	defer end()
 	attacking.Go(func() {
-		// more workers than places, so that places run out even if some workers are slow
+		// more workers than seats, so that seats run out even if some workers are slow
 		a.run(ctx, s, a.workers+a.workers/4, func(code int) {
 			if code == 0 {
 				pause(ctx, 10*time.Millisecond)
@@ -93,8 +94,8 @@ func TestBodiesThatComeInPart(t *testing.T) {
 	s.must(admin, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"a"}}`)
 }
 
-// TestWatchesStartInTurn: if many watches of one user begin with all objects, they wait for each other. Other users do
-// not wait. On e14eff4 no watch waits, and the watches take the whole machine.
+// TestWatchesStartInTurn: if many watches of one user begin with all objects, these watches wait for each other. Other
+// users do not wait. On e14eff4 no watch waits, and the watches use the whole machine.
 func TestWatchesStartInTurn(t *testing.T) {
 	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
 		eventlogtest.Eventually(t, "watches wait", func() bool {
@@ -104,8 +105,8 @@ func TestWatchesStartInTurn(t *testing.T) {
 	})
 }
 
-// TestWatchesOfAUser: a user may have 2,000 open watches in a process, and other users may still open theirs. On
-// e14eff4 one user may have all watches.
+// TestWatchesOfAUser: a user may have 2,000 open watches in a process, and other users may still open watches. On
+// e14eff4 one user may open all watches that the process serves.
 func TestWatchesOfAUser(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -143,8 +144,9 @@ func TestWatchesOfAUser(t *testing.T) {
 	}
 }
 
-// TestStrangersAreToldAtOnce: a client without credentials gets 401 at once, whatever body it announced, and even if
-// the log cannot be read. On e14eff4 the answer waits for the body, without a deadline, and for the log, and is 503.
+// TestStrangersAreToldAtOnce: a client without credentials gets 401 at once, whatever body the client announced, and
+// even if the log cannot be read. On e14eff4 the server waits for the body (without a deadline) and for the log, and
+// the answer is 503.
 func TestStrangersAreToldAtOnce(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")
@@ -165,8 +167,8 @@ func TestStrangersAreToldAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, s.do(admin, http.MethodGet, "/api/v1/namespaces", "", "").Code)
 }
 
-// TestStrangersFillNoLog: the process's log does not hold long texts of clients in full. On e14eff4 it holds the whole
-// of a selector that cannot be parsed, even of a client without credentials.
+// TestStrangersFillNoLog: the process's log lines shorten long texts of clients. On e14eff4 a log line holds the whole
+// of a selector that cannot be parsed, even if its client has no credentials.
 func TestStrangersFillNoLog(t *testing.T) {
 	s := serve(t, "api")
 	const asked = 20

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCopiesOfAJSONPatchAreBounded: each 'copy' of the whole object doubles it, so 2 KB of patch demand 2^40 times the
-// object. On e14eff4 the process runs out of memory and dies.
+// TestCopiesOfAJSONPatchAreBounded: each 'copy' of the whole object doubles the object, so a patch of 2 KB makes an
+// object 2^40 times as large. On e14eff4 the process runs out of memory and dies.
 func TestCopiesOfAJSONPatchAreBounded(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

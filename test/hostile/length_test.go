@@ -27,7 +27,7 @@ resources:
 `
 
 // TestASecretsLengthIsNotTold: a client that may subscribe to a namespace's events cannot tell a short password from a
-// long one. This holds whatever happens to the Secret, encrypted or not. On e14eff4 'Nats-Msg-Size' tells the Secret's
+// long one. This holds for every change of the Secret, encrypted or not. On e14eff4 'Nats-Msg-Size' tells the Secret's
 // exact length.
 func TestASecretsLengthIsNotTold(t *testing.T) {
 	encryption := filepath.Join(t.TempDir(), "encryption.yaml")
@@ -48,7 +48,7 @@ func TestASecretsLengthIsNotTold(t *testing.T) {
 			s.must(admin, http.MethodPost, path, `{"metadata":{"name":"`+name+`"},"stringData":{"password":"`+password+`"}}`)
 			s.do(admin, http.MethodPatch, path+"/"+name, "application/merge-patch+json", `{"stringData":{"password":"`+password+password+`"}}`)
 			require.Contains(t, string(s.must(admin, http.MethodGet, path+"/"+name, "").Body), `"password":`)
-			if args == nil { // operators still see it
+			if args == nil { // operators still see the length
 				look := product.Run(t, c.with("inspect", "get", "/secrets/default/"+name)...)
 				<-look.Exited
 				require.Contains(t, look.Output(), "password: "+base64.StdEncoding.EncodeToString([]byte(password+password)))

@@ -32,7 +32,7 @@ func newLiar(t *testing.T, seed uint64) *liar {
 	return l
 }
 
-// ServeHTTP makes a correct answer, and puts up to three mistakes into it.
+// ServeHTTP makes a correct answer, and puts up to three mistakes into that answer.
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var review struct {
 		APIVersion, Kind string
@@ -84,8 +84,8 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, body)
 }
 
-// objects returns configurations that let the server call the liar about objects with a label, and a kind that the liar
-// converts. Requests that it is called about may be answered 500, as they are upstream.
+// objects returns the configurations with which the server calls the liar for objects with a label, and a kind that the
+// liar converts. Requests for which the liar is called may be answered 500, as upstream answers them.
 func (l *liar) objects() []struct{ path, body string } {
 	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
 	client := fmt.Sprintf(`{"url":%q,"caBundle":%q}`, l.URL, authority)

@@ -16,7 +16,7 @@ import (
 )
 
 // TestMemoryComesBack: a load takes several times the memory of a fresh process. A minute after the load, the process
-// has given that memory back. On e14eff4 an idle process keeps all of it.
+// has released that memory. On e14eff4 an idle process keeps all the memory.
 func TestMemoryComesBack(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

@@ -50,7 +50,7 @@ func post(path, body string) query {
 
 func get(path string) query { return query{method: http.MethodGet, path: path} }
 
-// corpus is what the mutator begins with: valid requests.
+// corpus has the valid requests with which the mutator begins.
 var corpus = []query{
 	patch("/api/v1/namespaces/default/configmaps/a", "json-patch", `[{"op":"test","path":"/data/a","value":"b"},{"op":"add","path":"/data/b","value":"c"},{"op":"copy","from":"/data","path":"/data/c"},{"op":"move","from":"/data/b","path":"/data/d"},{"op":"remove","path":"/metadata/labels/app"},{"op":"replace","path":"/data/a","value":"z"}]`),
 	patch("/api/v1/namespaces/default/configmaps/a", "merge-patch", `{"metadata":{"labels":{"app":null,"b":"c"},"finalizers":["a/b"]},"data":{"a":null,"x":"y"}}`),

@@ -16,9 +16,9 @@ func definitionOf(plural, group, version string) string {
 }
 
 // TestNamesThatAreTaken: rows of custom resources are stored under the CRD's group and plural name, so a CRD must not
-// take a name that is in use. On e14eff4 a CRD of CRDs in version v2 is accepted, and after one object of it discovery,
-// OpenAPI and all requests for CRDs answer 500. An object of 'nodeports.logplane.dev' takes a node port. An object of
-// 'ingresses.networking.k8s.io' shares subjects with Ingresses.
+// take a name that is in use. On e14eff4 a CRD of CRDs in version v2 is accepted, and after the creation of one object
+// of that kind, discovery, OpenAPI and all requests for CRDs answer 500. An object of 'nodeports.logplane.dev' takes a
+// node port. An object of 'ingresses.networking.k8s.io' shares subjects with Ingresses.
 func TestNamesThatAreTaken(t *testing.T) {
 	s := serve(t, "api")
 	for _, d := range []struct{ plural, group, version string }{

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// deeper is more levels than any bound allows. Upstream's parsers accept it.
+// deeper is more levels than any bound allows, but upstream's parsers accept so many.
 const deeper = 9000
 
 func nested(open, close string, levels int) string {
@@ -35,8 +35,9 @@ const (
 )
 
 // TestBodiesNestOnlySoDeep: a merge patch is applied level by level, and every level copies everything below it. On
-// e14eff4 a patch of 60 KB and 9,990 levels is applied (200), and takes 7.7 s and 1.1 GiB. One of 1 MB is answered 504
-// after 34 s, and goes on after that. All bodies here are accepted on e14eff4, or refused only for their content.
+// e14eff4 a patch of 60 KB and 9,990 levels is applied (200), and takes 7.7 s and 1.1 GiB. A patch of 1 MB is answered
+// 504 after 34 s, and the server continues its work after the answer. All bodies here are accepted on e14eff4, or
+// refused only for their content.
 func TestBodiesNestOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -80,8 +81,8 @@ func TestBodiesNestOnlySoDeep(t *testing.T) {
 	}
 }
 
-// Objects that nest as deep as any in use are still accepted, read and written back, in every encoding. No sequence of
-// patches makes an object nest deeper than a body may.
+// TestDeepObjectsAreServed: objects that nest as deep as any object in real use are still accepted, read and written
+// back, in every encoding. No sequence of patches makes an object nest deeper than a body may.
 func TestDeepObjectsAreServed(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

@@ -20,7 +20,7 @@ import (
 )
 
 // TestPasswordsStayOutOfMessages: no message of a command holds a password that the command was given. On e14eff4
-// messages hold the password for NATS, and the one in the URL of a bucket or a watcher.
+// messages hold the password for NATS, and the password in the URL of a bucket or a watcher.
 func TestPasswordsStayOutOfMessages(t *testing.T) {
 	bucket := "file://" + t.TempDir()
 	for _, nats := range []string{

@@ -12,9 +12,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestADeletedSecretIsInThePast checks what docs/security.md says about history. A user who may list a namespace's
-// Secrets reads a deleted one at a revision at which it existed. Other users cannot. Anybody who can read the log and
-// the bucket can read it, too.
+// TestADeletedSecretIsInThePast checks the statements of docs/security.md about history. A user who may list a
+// namespace's Secrets reads a deleted Secret at a revision at which it existed. Other users cannot read it. Anybody who
+// can read the log and the bucket can read the deleted Secret, too.
 func TestADeletedSecretIsInThePast(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")
@@ -34,8 +34,9 @@ func TestADeletedSecretIsInThePast(t *testing.T) {
 	require.Contains(t, look.Output(), "a: Yg==")
 }
 
-// TestANamespaceThatIsMadeAgain: a namespace was deleted, and another was made under its name. The owner of the new one
-// sees nothing of the old one, by the API or by the commands that read the past.
+// TestANamespaceThatIsMadeAgain: a namespace was deleted, and another namespace was made under its name. The owner of
+// the new namespace sees nothing of the old namespace, neither through the API nor with the commands that read the
+// past.
 func TestANamespaceThatIsMadeAgain(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api", c.certificate()...)

@@ -27,8 +27,8 @@ func outcome(t *testing.T, args ...string) string {
 	return p.Output()
 }
 
-// TestTokensDoNotPassInClear: a process that listens beyond loopback without TLS needs a flag that allows it. So does
-// one that sends clients to a watcher without TLS. On e14eff4 both work without a flag.
+// TestTokensDoNotPassInClear: a process that listens beyond loopback without TLS needs a flag that allows it. So does a
+// process that sends clients to a watcher without TLS. On e14eff4 both processes work without a flag.
 func TestTokensDoNotPassInClear(t *testing.T) {
 	c := newCell(t)
 	for _, command := range []string{"api", "watcher"} {
@@ -45,7 +45,7 @@ func TestTokensDoNotPassInClear(t *testing.T) {
 	}
 	for url, says := range map[string]string{
 		"http://watcher.example:80":          "--insecure-plain-http",
-		"https://me:hush@watcher.example":    "without user and password",
+		"https://me:hush@watcher.example":    "has a user or a password",
 		"https://me:hush#@watcher.example:1": "is not a URL",
 		"watcher.example":                    "it must start with 'https://'",
 	} {
@@ -57,7 +57,7 @@ func TestTokensDoNotPassInClear(t *testing.T) {
 	c.serve("api", "--watcher-url", "http://127.0.0.1:80")
 }
 
-// TestALambdaListensNowhere: as a Lambda function, the process opens no listener, whatever its flags say, because the
+// TestALambdaListensNowhere: as a Lambda function, the process opens no listener, whatever its flags are, because the
 // platform terminates TLS. This held on e14eff4 too.
 func TestALambdaListensNowhere(t *testing.T) {
 	c := newCell(t)

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneTenantsBindingsCostNoOther: the owner's namespace has 4,300 RoleBindings. On e14eff4 every request in it
-// decodes all of them, which takes 40 ms and makes 10 MiB of garbage. It also evicts everybody's objects from one small
-// cache, so other users pay, too.
+// TestOneTenantsBindingsCostNoOther: the owner's namespace has 4,300 RoleBindings. On e14eff4 every request in that
+// namespace decodes all RoleBindings: this takes 40 ms and makes 10 MiB of garbage. Each request also evicts all users'
+// objects from one small cache, so other users pay, too.
 func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -31,14 +31,14 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 			`{"metadata":{"name":"many-%d"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"user-%d"}],`+
 				`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"view"}}`, i, i))
 	}
-	for range 3 { // in turn, because one user's requests may evict objects that the other's need
+	for range 3 { // in turn, because one user's requests may evict objects that the other user's requests need
 		require.Less(t, gets(owner), 2*quiet+1<<20)
 		require.Less(t, gets(tenant), 2*quiet+1<<20)
 	}
 }
 
-// TestManyBindingsToOneRoleAreOne: a user who is bound to 'admin' 500 times sees its rules once in the answer to what
-// the user may do. On e14eff4 the answer has them 500 times, and after 10,000 bindings it takes 100 MiB.
+// TestManyBindingsToOneRoleAreOne: a user who is bound to 'admin' 500 times sees the role's rules once in the list of
+// the user's rights. On e14eff4 the list has them 500 times, and after 10,000 bindings the list takes 100 MiB.
 func TestManyBindingsToOneRoleAreOne(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestReadinessIsCheap: /readyz is open to everybody. On e14eff4 each request for it asks the log's server.
+// TestReadinessIsCheap: /readyz is open to everybody. On e14eff4 each request for /readyz asks the log's server.
 func TestReadinessIsCheap(t *testing.T) {
 	s := serve(t, "api")
 	const asked = 500

@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestRightsAreNotEscalated: a user who may do everything in one
-// namespace gains no rights elsewhere. This held on e14eff4 too.
+// TestRightsAreNotEscalated: a user who may do everything in one namespace gains no rights elsewhere. This held on
+// e14eff4 too.
 func TestRightsAreNotEscalated(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -66,7 +66,8 @@ func TestRightsAreNotEscalated(t *testing.T) {
 	}
 }
 
-// TestAnOpenWatchOutlivesItsRights checks what docs/security.md says about open watches. This held on e14eff4 too.
+// TestAnOpenWatchOutlivesItsRights checks the statements of docs/security.md about open watches. This held on e14eff4
+// too.
 func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWhatIsNotEnforcedSaysSo: a user who creates, updates or patches a flow schema or a priority level is warned each
-// time that it has no effect here. If the type has conditions, one of them says the same. On e14eff4 all are accepted
-// without a warning.
+// TestWhatIsNotEnforcedSaysSo: each create, update or patch of a flow schema or a priority level returns a warning,
+// which says that the object has no effect in Logplane. If the type has conditions, a condition says the same. On
+// e14eff4 all such writes are accepted without a warning.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
 	const flows = "/apis/flowcontrol.apiserver.k8s.io/v1/"

@@ -1,44 +1,128 @@
-package main
+package mutants
 
-import (
-	"path/filepath"
-	"testing"
+// list has mistakes that a programmer could make, and that no reader would see in a review.
+var list = []mutant{
+	// The log
+	{"unsafe servers get a log", "invariant 1, W1", "eventlog.checkVersion",
+		begin("return nil"), "eventlog.TestUnsafeServers"},
+	{"a batch has the revision of its first event", "invariant 2", "eventlog.Log.search",
+		value("found", "e.Revision"), "eventlog.TestUnansweredAppendIsFound"},
+	{"a stale refusal is final", "invariant 1, W3", "eventlog.Log.search",
+		isTrue("broken.last"), "eventlog.TestRefusalFromBeforeThePurge"},
+	{"an unanswered append was not published", "W7", "eventlog.Log.publishLast",
+		isTrue("unsent"), "eventlog.TestUnansweredAppendStaysUnknown"},
+	{"an append across a fence is acknowledged", "invariant 1, invariant 9, W9", "eventlog.Log.checkRetained",
+		value("leapt", "false"), "eventlog.TestFence"},
+	{"a deposed leader is believed", "invariant 4, R1", "eventlog.Log.learn",
+		begin("s, err := l.info(ctx); return s.Bounds, err"), "eventlog.TestReplicatedLog"},
+	{"a head lies inside a batch", "invariant 3, R5", "eventlog.Log.wholeBatch",
+		isTrue("left"), "eventlog.TestHeadIsNeverInsideABatch"},
+	{"a follower passes over what was lost", "invariant 8, V1", "eventlog.follower.deliver",
+		argument("f.missed", 1, "f.next-1"), "eventlog.TestHoleIsDiverged"},
+	{"a process stays at a server that is cut off", "O1", "eventlog.Log.leaveServer",
+		begin("return"), "eventlog.TestAServerThatIsCutOffIsLeft"},
+	{"a stuck log is well", "O2", "eventlog.Log.Extent",
+		isFalse("l.replicated"), "eventlog.TestAStuckGroupIsNoticed"},
+	{"a damaged event is folded", "O3", "eventlog.stored.decode",
+		isFalse("said"), "eventlog.TestEveryBitCounts"},
 
-	"github.com/stretchr/testify/require"
-)
+	// The projection
+	{"an older view is the most recent", "invariant 4, R1", "projection.Projection.reached",
+		isFalse("bounds.Head"), "projection.TestReadsCrossSnapshotAndTail"},
+	{"a log that went back is read on", "invariant 9", "projection.tail.compare",
+		begin("return nil"), "projection.TestALogThatWentBackIsNoticed"},
+	{"another connection has the same log", "invariant 9", "projection.Projection.reached",
+		isFalse("v.proven"), "projection.TestALogThatWasFilledAgainIsNoticed"},
+	{"reads end with the bucket", "O14", "projection.Projection.step",
+		isTrue("p.failed()"), "projection.TestReadsGoOnWithoutTheBucket"},
+	{"a tail ends inside a batch", "invariant 6, R5", "projection.Projection.readTail",
+		isTrue("e.Left"), "projection.TestLongTailsAreCutBetweenBatches"},
+	{"an update of another revision is valid", "invariant 13, V9", "projection.valid",
+		isTrue("e.Base == live"), "projection.TestRandomHistories"},
+	{"a part of an append is valid", "invariant 13, R5", "projection.View.judge",
+		isTrue("r.append"), "projection.TestAnAppendIsValidAsAWhole"},
+	{"a fenced write is seen", "invariant 9, V9", "projection.valid",
+		isFalse("e.Epoch"), "projection.TestOldEpochsEnd"},
+	{"a scan repeats a row", "invariant 3, R2", "projection.View.live",
+		value("start", "last"), "projection.TestAScanGoesOnOverACollection"},
+	{"events below the floor are told", "invariant 8, R3", "projection.View.events",
+		isFalse("v.Floor()"), "projection.TestEventsBelowTheFloor"},
+	{"a write has the state of a newer root", "W8", "projection.View.State",
+		argument("v.snap.newest", 2, "v.Applied()"), "projection.TestStateComesFromOneView"},
+	{"a write is appended from an old view", "W15", "projection.View.Append",
+		isFalse("oldest"), "projection.TestNothingIsAppendedFromAnOldView"},
+	{"a transaction overlooks what came between", "W16", "projection.Pending.Rebase",
+		isFalse("k"), "projection.TestRebase"},
+	{"events are purged at once", "invariant 5", "projection.Projection.age",
+		value("next.Purge", "next.Applied"), "projection.TestRetentionIsOfLogTime"},
+	{"a tombstone leaves before its event", "invariant 11, W5", "projection.View.choose",
+		value("m.purge", "v.snap.root.Purge"), "projection.TestTombstonesOutliveTheirEvents"},
+	{"rows above the floor are dropped", "invariant 11, R3", "projection.merge.survives",
+		isFalse("m.floor"), "projection.TestRandomHistories"},
+	{"a log time that has not come counts", "invariant 12, O17", "projection.Projection.age",
+		isFalse("skew"), "projection.TestAWrongTimeOfTheLog"},
+	{"an event with a wrong time hides others", "R6, O17", "projection.View.revisionAt",
+		value("timed", "true"), "projection.TestTimesAreExactAmongWrongOnes"},
+	{"another root is taken for the own one", "invariant 7, O4", "projection.Projection.decide",
+		isTrue("tried.Nonce"), "projection.TestASwapIsWonByItsNonceAlone"},
+	{"a collection begins no generation", "invariant 7, O9", "projection.Projection.Collect",
+		skip("next.Generation"), "projection.TestCollectionDefeatsACompactionInFlight"},
+	{"what was named meanwhile is collected", "invariant 7, O5, O9", "projection.Projection.deleteUnnamed",
+		isFalse("needed.has"), "projection.TestCollectionSparesWhatWasNamedMeanwhile"},
+	{"the archive keeps what history has let go", "O10", "projection.root.dropEvents",
+		skip("r.Pages[0].MinRevision"), "projection.TestArchiveOfPages"},
+	{"failed work leaves what it has written", "O11", "projection.View.compact",
+		isFalse("v.p.undecided.Load()"), "projection.TestADamagedSegmentStopsOneJob"},
+	{"authors are not stored", "R7", "projection.appendRecord",
+		isFalse("by"), "projection.TestHistoryNamesAuthors"},
+	{"what was forgotten is told from memory", "R8", "projection.tail.extend",
+		skip("next.outdates"), "projection.TestForget"},
+	{"what a rule has let go looks absent", "R9", "projection.root.pastOf",
+		isFalse("t.Revision"), "projection.TestTrim"},
+	{"a restore brings back what lost", "R10", "projection.filling.copyBase",
+		isTrue("r.void"), "projection.TestRestoreIsExact"},
 
-// Every mistake of the list can be made at every commit, so the list cannot go out of date unnoticed.
-func TestEveryMistakeCanBeMade(t *testing.T) {
-	tree, err := filepath.Abs("../..")
-	require.NoError(t, err)
-	names := map[string]bool{}
-	for _, m := range list {
-		require.False(t, names[m.name], "%s is there twice", m.name)
-		names[m.name] = true
-		require.NotEmpty(t, m.why, m.name)
-		_, err := m.mutated(tree)
-		require.NoError(t, err)
-	}
-}
+	// Upstream's storage interface, and watches
+	{"no change is an event", "W4", "internal/kubestore.update.attempt",
+		isFalse("st.data"), "internal/kubestore.TestNoChangeAppendsNothing"},
+	{"a claim is taken twice", "W6", "internal/kubestore.takeClaim",
+		isFalse("live"), "internal/kubestore.TestClaimRace"},
+	{"a slow write is not decided anew", "W11", "internal/kubestore.store.still",
+		isFalse("had.Revision"), "internal/kubestore.TestSlowWritesAreDecidedAnew"},
+	{"a slow watch misses an event", "invariant 8, V1, V3", "internal/kubestore/fanout.Feed.fanOut",
+		argument("f.push", 2, "e.Revision"), "internal/kubestore.TestSlowWatchRejoins"},
+	{"a resumed watch misses an event", "invariant 8, V2", "internal/kubestore/fanout.Window.halve",
+		value("w.From", "w.events[n-1].Revision-1"), "internal/kubestore/fanout.TestWindowHoldsWhatItSays"},
+	{"one process serves what has expired", "invariant 10", "internal/kubestore.watcher.follow",
+		isFalse("v.Floor()"), "internal/kubestore.TestWatchExpires"},
+	{"a watch tells of what lost", "V9", "internal/kubestore/fanout.Event.Valid",
+		value("e.void", "false"), "internal/kubestore.TestVoidEvents"},
+	{"a passing error ends a watch", "V10", "internal/kubestore.passing",
+		begin("return false"), "internal/kubestore.TestAPassingErrorEndsNoWatch"},
 
-func TestReason(t *testing.T) {
-	for _, c := range []struct{ want, out string }{
-		{"TestA/b: Not equal: expected: 1 actual  : 2 they differ", `2026/01/01 WARN noise
---- FAIL: TestA (0.01s)
-    --- FAIL: TestA/b (0.01s)
-        a_test.go:12: 
-            	Error Trace:	a_test.go:12
-            	Error:      	Not equal: 
-            	            	expected: 1
-            	            	actual  : 2
-            	Test:       	TestA/b
-            	Messages:   	they differ
-FAIL`},
-		{"TestA: Received unexpected error: it is gone", "--- FAIL: TestA (0.01s)\n    a_test.go:1: \n\tError:      \tReceived unexpected error:\n\t            \tit is gone\nFAIL"},
-		{"TestA: no event came", "--- FAIL: TestA (0.01s)\n    a_test.go:12: no event came\n--- FAIL: TestB (0.00s)\n    b_test.go:1: more\nFAIL"},
-		{"TestA: panic: nil map [recovered]", "--- FAIL: TestA (0.01s)\npanic: nil map [recovered]\n"},
-		{"the test process failed: exit status 2", "exit status 2\n"},
-	} {
-		require.Equal(t, c.want, reason(c.out))
-	}
+	// Requests
+	{"one user gets all seats", "S2", "internal/apiserver/gate.seat.take",
+		isTrue("g.held"), "internal/apiserver/gate.TestSeatsAreShared"},
+	{"a seat is held while nothing is done", "S4", "internal/apiserver/gate.seat.Wait",
+		begin("return wait()"), "internal/apiserver/gate.TestWaitingHoldsNoSeat"},
+	{"one user's bodies fill a process", "S5", "internal/apiserver/gate.body.hold",
+		isFalse("b.user"), "internal/apiserver/gate.TestBodiesAreBounded"},
+	{"a process that stops takes watches", "V4", "internal/apiserver/gate.watches.admit",
+		isFalse("w.draining"), "internal/apiserver/gate.TestStoppedWatches"},
+	{"a refused watch gives a seat back", "V5", "internal/apiserver/gate.watches.leave",
+		isFalse("ok"), "internal/apiserver/gate.TestSeatsAreGivenBack"},
+	{"undo overwrites the changes of others", "W17", "internal/merge.Reversal.value",
+		value("left", "true"), "internal/merge.TestReversal"},
+	{"a quota is exceeded", "W10", "internal/apiserver/quotas.charge",
+		isFalse("exceeded"), "internal/apiserver.TestQuotasAreExact"},
+	{"a terminating namespace takes objects", "W11", "internal/apiserver/namespaces.Namespaces.check",
+		isTrue("DeletionTimestamp"), "internal/apiserver.TestNothingNewInWhatTerminates"},
+
+	// The lifecycle
+	{"an owner is gone before its dependents", "W12", "functions/lifecycle.Lifecycle.finish",
+		isFalse("blocked"), "functions/lifecycle.TestOwnersThatWaitForEachOther"},
+	{"what follows from a task is not done", "W13", "functions/lifecycle.once.follow",
+		begin("return o.config.Cell.Projection.Latest(ctx)"), "functions/lifecycle.TestOnceSaysWhatIsLeft"},
+	{"a task for the far future never rests", "W14", "functions/lifecycle.pause",
+		value("after", "after"), "functions/lifecycle.TestPauseIsBounded"},
 }

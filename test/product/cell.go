@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// Cell is a cell as operators run it: each part is a process of its own, with HTTPS and RBAC.
+// Cell is a cell as operators run it: each part is a separate process, and the cell uses HTTPS and RBAC.
 type Cell struct {
 	// Authority is the file with the certificate that signs the server's certificate. SigningKey is the file with the
 	// key for tokens of service accounts.
@@ -44,8 +44,8 @@ func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 	return where
 }
 
-// RunCell makes a cell, and runs a watcher, an api, a projector and a lifecycle. Their token file has the given lines,
-// and the token 'admin', which may do everything. The flags are for the projector.
+// RunCell makes a cell, and runs a watcher, an api, a projector and a lifecycle. The token file of these processes has
+// the given lines, and the token 'admin', which may do everything. The flags are for the projector.
 func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	t.Helper()
 	folder := t.TempDir()
@@ -62,8 +62,8 @@ func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	return c
 }
 
-// Front puts a front before the cell. It returns the front, and the watcher that gets its watches. Clients that are
-// made after that reach the cell only through the front.
+// Front puts a front before the cell. It returns the front, and the watcher that gets the front's watches. Clients that
+// are made after the call reach the cell only through the front.
 func (c *Cell) Front() (front, watcher *Process) {
 	c.t.Helper()
 	c.api = Serve(c.t, slices.Concat([]string{"front", "--api", c.api.URL(), "--watcher", c.watcher.URL(), "--api-ca-file", c.Authority}, c.certificate)...)
@@ -93,7 +93,7 @@ func (c *Cell) Admin() *rest.Config {
 	return config
 }
 
-// Start runs another program beside the cell until the test ends. Its output is shown if the test fails.
+// Start runs another program alongside the cell until the test ends. Its output is shown if the test fails.
 func (c *Cell) Start(command *exec.Cmd) {
 	c.t.Helper()
 	var said bytes.Buffer

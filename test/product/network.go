@@ -26,8 +26,8 @@ func OwnAddress(t testing.TB) string {
 	return ""
 }
 
-// ServeTLS serves the handler at an own address of this machine, with a certificate for a name and that address, until
-// the test ends. It returns the address, and the authorities of the certificate.
+// ServeTLS serves the handler at the address of OwnAddress, with a certificate for a name and that address, until the
+// test ends. It returns the address, and the authorities of the certificate.
 func ServeTLS(t testing.TB, name string, clients tls.ClientAuthType, h http.Handler) (address string, authorities []byte) {
 	t.Helper()
 	own := OwnAddress(t)

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Output is what a process has printed so far. It is safe for concurrent use.
+// Output is the text that a process has printed so far. It is safe for concurrent use.
 type Output struct {
 	mu   sync.Mutex
 	said bytes.Buffer // guarded by mu

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// Processes refuse keys in folders that other users may write, which a test's folders could be with another umask.
+// Processes refuse keys in folders that other users may write. With another umask, other users could write the folders
+// of tests.
 func init() { syscall.Umask(0o022) }
 
 // startTimeout is generous: the race build starts in about a second, but takes several on a busy machine.
@@ -59,23 +60,36 @@ type Process struct {
 
 var serving = regexp.MustCompile(`(?:Kubernetes API on https?://|msg=serving address=)((?:[0-9.]+|\[::\]):[0-9]+)`)
 
-// Run runs the product with the arguments. It is killed when the test ends.
+// Run runs the product with the arguments. The process is killed when the test ends.
 func Run(t testing.TB, args ...string) *Process {
 	t.Helper()
-	p, _ := launch(t, args)
+	return RunCommand(t, exec.Command(Logplane(t), args...))
+}
+
+// RunCommand is Run for a command with another name of the product.
+func RunCommand(t testing.TB, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p, _ := launch(t, cmd)
 	return p
 }
 
 // Serve runs the product with the arguments, and returns when it is ready at the address that it reports.
 func Serve(t testing.TB, args ...string) *Process {
 	t.Helper()
-	p, address := launch(t, args)
+	return ServeCommand(t, exec.Command(Logplane(t), args...))
+}
+
+// ServeCommand is Serve for a command with an environment or files of its own.
+func ServeCommand(t testing.TB, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p, found := launch(t, cmd)
 	select {
-	case p.Address = <-address:
+	case at := <-found:
+		p.Address, p.secure = at.address, at.secure
 	case <-p.Exited:
-		t.Fatalf("logplane %v ended: %s", args, p.Output())
+		t.Fatalf("%v ended: %s", cmd.Args, p.Output())
 	case <-time.After(startTimeout):
-		t.Fatalf("logplane %v does not serve: %s", args, p.Output())
+		t.Fatalf("%v does not serve: %s", cmd.Args, p.Output())
 	}
 	p.waitReady()
 	return p
@@ -87,17 +101,22 @@ func Dev(t testing.TB, folder string, args ...string) *Process {
 	return Serve(t, append([]string{"dev", "--data", folder, "--listen", "127.0.0.1:0"}, args...)...)
 }
 
-// At returns a process that was started elsewhere, and serves at the URL.
+// At returns a process that was started elsewhere and serves at the URL.
 func At(t testing.TB, url string) *Process {
 	scheme, address, _ := strings.Cut(url, "://")
 	return &Process{t: t, Address: address, secure: scheme == "https"}
 }
 
-// launch starts the product. It returns the process, and a channel for the address that it reports.
-func launch(t testing.TB, args []string) (*Process, <-chan string) {
+// front is where a process serves, as it reports it.
+type front struct {
+	address string
+	secure  bool
+}
+
+// launch starts the product. It returns the process, and a channel for the front that it reports first.
+func launch(t testing.TB, cmd *exec.Cmd) (*Process, <-chan front) {
 	t.Helper()
-	p := &Process{t: t, Exited: make(chan struct{})}
-	p.Cmd = exec.Command(Logplane(t), args...)
+	p := &Process{t: t, Exited: make(chan struct{}), Cmd: cmd}
 	p.Cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -108,26 +127,28 @@ func launch(t testing.TB, args []string) (*Process, <-chan string) {
 		t.Fatal(err)
 	}
 	_ = writer.Close()
-	address := make(chan string, 1)
+	found := make(chan front, 1)
 	go func() {
-		p.collect(reader, address)
+		p.collect(reader, found)
 		_ = p.Cmd.Wait()
 		close(p.Exited)
 	}()
 	t.Cleanup(p.Kill)
-	return p, address
+	return p, found
 }
 
-func (p *Process) collect(r *os.File, address chan<- string) {
+func (p *Process) collect(r *os.File, reported chan<- front) {
 	defer r.Close()
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		_, _ = p.out.Write(append(lines.Bytes(), '\n')) // never fails
 		if found := serving.FindSubmatch(lines.Bytes()); found != nil {
-			p.secure = strings.Contains(lines.Text(), "https=true") || strings.Contains(lines.Text(), "API on https://") // set before the address is sent
 			select {
-			case address <- string(found[1]):
+			case reported <- front{
+				address: string(found[1]),
+				secure:  strings.Contains(lines.Text(), "https=true") || strings.Contains(lines.Text(), "API on https://"),
+			}:
 			default:
 			}
 		}
@@ -142,7 +163,7 @@ func (p *Process) URL() string {
 	return "http://" + p.Address
 }
 
-// Output returns what the process has printed.
+// Output returns the output of the process so far.
 func (p *Process) Output() string { return p.out.String() }
 
 // waitReady returns when /readyz answers 200.
@@ -150,7 +171,7 @@ func (p *Process) waitReady() {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	// this test's own child on loopback
+	// The server is this test's own child, on loopback.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	for {
@@ -171,13 +192,13 @@ func (p *Process) waitReady() {
 	}
 }
 
-// Kill ends the process as a power cut would, and waits for it.
+// Kill ends the process as a power cut would, and waits for its end.
 func (p *Process) Kill() {
 	_ = p.Cmd.Process.Kill()
 	<-p.Exited
 }
 
-// Stop ends the process as an operator would, and fails the test if it does not end with success.
+// Stop ends the process as an operator would, and fails the test if the process does not end with success.
 func (p *Process) Stop() {
 	p.t.Helper()
 	_ = p.Cmd.Process.Signal(syscall.SIGTERM)

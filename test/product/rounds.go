@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Rounds returns how many rounds a test does: LOGPLANE_ROUNDS, or else few, because many take too long for every
+// Rounds returns how many rounds a test does: LOGPLANE_ROUNDS, or else few. Many rounds would take too long after every
 // change.
 func Rounds(t testing.TB, few int) int {
 	t.Helper()

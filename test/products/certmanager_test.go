@@ -25,10 +25,10 @@ var (
 	validating   = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"}
 )
 
-// TestCertManager: cert-manager is installed by its chart. Its three processes run with tokens of their service
-// accounts, and with the roles of the chart. Its injector makes the server trust its webhook, and the webhook refuses
-// invalid objects. Its controllers issue certificates by a self-signed issuer and by a CA, and issue a certificate
-// again after its specification has changed.
+// TestCertManager: cert-manager's chart is installed. The three processes of cert-manager run with tokens of their
+// service accounts, and with the roles of the chart. The injector makes the server trust cert-manager's webhook, and
+// the webhook refuses invalid objects. The controllers issue certificates by a self-signed issuer and by a CA, and
+// issue a certificate again after its specification has changed.
 func TestCertManager(t *testing.T) {
 	chart := shipped(t, "cert-manager/chart")
 	h := newHost(t)
@@ -37,7 +37,7 @@ func TestCertManager(t *testing.T) {
 		"crds":            map[string]any{"enabled": true},
 		"prometheus":      map[string]any{"enabled": false},
 		"startupapicheck": map[string]any{"enabled": false}, // a Job that needs a node
-		"webhook": map[string]any{ // without nodes, the server reaches it by a URL
+		"webhook": map[string]any{ // without nodes, the server reaches the webhook by a URL
 			"securePort": secure, "url": map[string]any{"host": fmt.Sprintf("localhost:%d", secure)},
 			"extraArgs": []any{"--kubeconfig=$(KUBECONFIG)", "--dynamic-serving-dns-names=localhost", fmt.Sprintf("--healthz-port=%d", health)},
 		},

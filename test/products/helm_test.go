@@ -20,9 +20,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// TestHelm: Helm's SDK installs a chart with a CRD, hooks and 40 objects of 19 kinds, upgrades it, rolls it back and
-// uninstalls it, with server-side apply and without. Each time Helm waits by watches until all objects are ready, and
-// the objects are exactly those of that version. An upgrade that the CRD refuses changes no object.
+// TestHelm: Helm's SDK installs a chart with a CRD, hooks and 40 objects of 19 kinds. Then it upgrades the release,
+// rolls it back and uninstalls it, with server-side apply and without. Each time Helm waits by watches until all
+// objects are ready, and then the objects are exactly the objects of the installed version. An upgrade that the CRD
+// refuses changes no object.
 func TestHelm(t *testing.T) {
 	h := newHost(t)
 	hooks := h.finish()

@@ -22,9 +22,9 @@ var (
 	ingresses   = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}
 )
 
-// TestKro: kro is installed by its chart. Its controller runs with a token of its service account, and with the roles
-// of its chart, into which the rights to its objects are aggregated. An example of kro's becomes a CRD. An instance of
-// that creates, changes and deletes objects, and everything goes with the graph.
+// TestKro: kro's chart is installed. kro's controller runs with a token of its service account, and with the roles of
+// the chart, into which the rights to kro's objects are aggregated. One of kro's examples becomes a CRD. An instance of
+// the CRD creates, changes and deletes objects, and all objects are deleted with the graph.
 func TestKro(t *testing.T) {
 	controller, chart := shipped(t, "kro/controller"), shipped(t, "kro/chart")
 	h := newHost(t)

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// shipped returns the path of a file that 'make products' has put there. If it is missing, the test is skipped.
+// shipped returns the path of a file that 'make products' makes. If the file is missing, the test is skipped.
 func shipped(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("../../bin/products", path))
@@ -32,7 +32,7 @@ func shipped(t *testing.T, path string) string {
 }
 
 // run runs the process of an installed Deployment, with a token of its service account. The arguments are those of the
-// Deployment, and then more.
+// Deployment, followed by 'more'.
 func (h *host) run(binary, namespace, deployment string, more ...string) {
 	h.Helper()
 	d, err := h.client.AppsV1().Deployments(namespace).Get(h.Context(), deployment, metav1.GetOptions{})
@@ -56,7 +56,7 @@ func (h *host) run(binary, namespace, deployment string, more ...string) {
 	h.cell.Start(command)
 }
 
-// apply applies YAML as kubectl's server-side apply does. It stops at the first object that is refused.
+// apply applies YAML as kubectl's server-side apply does. It stops at the first object that the server refuses.
 func (h *host) apply(text string) error {
 	h.Helper()
 	objects := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)

@@ -1,4 +1,4 @@
-// Package products runs the products of others on a cell whose parts are separate processes.
+// Package products runs other vendors' products on a cell whose parts are separate processes.
 package products
 
 import (
@@ -33,7 +33,7 @@ import (
 const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // otherwise it reports watches that end with their process
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // otherwise klog reports watches that end with their process
 	os.Exit(m.Run())
 }
 
@@ -121,8 +121,8 @@ func (h *host) follow(resource schema.GroupVersionResource, namespace, name stri
 	return err
 }
 
-// hasCondition returns a check that a condition of an object is true. If the condition names a generation, it must be
-// the object's.
+// hasCondition returns a check that a condition of an object is true. If the condition names a generation, that
+// generation must be the object's.
 func hasCondition(kind string) func(*unstructured.Unstructured) bool {
 	return func(u *unstructured.Unstructured) bool {
 		conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")

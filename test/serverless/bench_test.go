@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// Prices of AWS in dollars, for x86-64 in us-east-1, from aws.amazon.com/lambda/pricing and
+// These are prices of AWS in dollars, for x86-64 in us-east-1, from aws.amazon.com/lambda/pricing and
 // aws.amazon.com/api-gateway/pricing in 2025. Since August 2025 AWS bills the start of a process, too. A function URL
 // costs nothing.
 const (
@@ -20,13 +20,13 @@ const (
 	priceMillionRESTAPI = 3.50 // per million requests
 )
 
-// million returns the cost of a million invocations that are each billed for that time.
+// million returns the cost of a million invocations, each of which is billed for the given time.
 func million(billed time.Duration) float64 {
 	return priceMillion + 1e6*billed.Seconds()*emulator.MemorySize/1024*priceGBSecond
 }
 
-// BenchmarkInvocation prints how long a client waits for a GET and for a write: with a sandbox that must be started,
-// from exec on, and with one that is thawed. It also prints the billed times, and the cost of a million such requests
+// BenchmarkInvocation prints how long a client waits for a GET and for a write: with a sandbox that must be started
+// (from exec on), and with a thawed sandbox. It also prints the billed times, and the cost of a million such requests
 // through a function URL.
 func BenchmarkInvocation(b *testing.B) {
 	for _, kind := range []string{"get", "create"} {

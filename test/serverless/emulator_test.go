@@ -13,7 +13,7 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// TestReaped: a sandbox that was idle for long is ended, and the next request starts another.
+// TestReaped: the platform ends a sandbox that was idle for long, and the next request starts another sandbox.
 func TestReaped(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -31,8 +31,8 @@ func TestReaped(t *testing.T) {
 	require.Positive(t, reports[1].Start, "it had to start")
 }
 
-// TestLateInvocation: on a strict platform, an invocation that runs into the timeout loses its sandbox, but its place
-// becomes free again.
+// TestLateInvocation: on a strict platform, an invocation that runs into the timeout loses its sandbox, but another
+// sandbox may then start in place of the lost one.
 func TestLateInvocation(t *testing.T) {
 	t.Parallel()
 	c, p := newCell(t), newPassage(t)

@@ -23,12 +23,12 @@ import (
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
-// TestFreeze stops a function's process at each step of a write. It stays stopped for longer than a write may take, and
-// longer than its events stay in the log. Meanwhile another process writes the same object. Every acknowledged write of
-// either process must be there exactly once. The next request to the thawed process must be answered within a second.
+// TestFreeze stops a function's process at each step of a write. The process stays stopped for longer than a write may
+// take, and longer than events stay in the log. Meanwhile another process writes the same object. Every acknowledged
+// write of either process must have its effect exactly once. The next request to the thawed process must be answered
+// within a second.
 func TestFreeze(t *testing.T) {
 	needsShipped(t)
-	f := newFreezer(t, newCell(t))
 	kinds := []freezing{{creation, lost, true}, {creation, delayed, true}, {change, passed, true}}
 	if product.Rounds(t, 1) > 1 {
 		kinds = nil
@@ -38,11 +38,16 @@ func TestFreeze(t *testing.T) {
 			}
 		}
 	}
-	require.Positive(t, f.freezeAll(kinds), "some processes wrote what they should not have, and it is void")
+	for range 5 { // how the bytes pass in pieces decides whether a late append is accepted, and then void
+		if newFreezer(t, newCell(t)).freezeAll(kinds) > 0 {
+			return
+		}
+	}
+	t.Error("no process wrote what it should not have: the test lets no append come too late")
 }
 
-// TestFreezeOnMinIO does the same as TestFreeze with a write that reads from the bucket, so that some steps are
-// requests to the bucket.
+// TestFreezeOnMinIO is like TestFreeze, but the write reads from the bucket, so that some steps are requests to the
+// bucket.
 func TestFreezeOnMinIO(t *testing.T) {
 	needsShipped(t)
 	s := miniotest.Start(t)
@@ -75,8 +80,8 @@ func needsShipped(t *testing.T) {
 	}
 }
 
-// freezing is a kind of freeze: during which write, what happens to the piece on its way, and whether another process
-// writes the object meanwhile.
+// freezing is a kind of freeze. It has the write during which the process is frozen, the fate of the piece on its way,
+// and whether another process writes the object meanwhile.
 type freezing struct {
 	write writing
 	how   holding
@@ -92,7 +97,8 @@ func (k freezing) name(n int) string {
 	return fmt.Sprintf("%s-%d-%s-%t", strings.Fields(string(k.write))[1], n, k.how, k.rival)
 }
 
-// freezeAll freezes processes at each step, in each of these ways. It returns how many of their events are void.
+// freezeAll freezes processes at each step of a write, in each of the given ways. It returns how many events of the
+// processes are void.
 func (f *freezer) freezeAll(kinds []freezing) (void int) {
 	t := f.t
 	recorded := f.record(kinds[0].write)
@@ -145,7 +151,7 @@ type freezer struct {
 	store string // the address of the bucket's server; empty for a folder
 	rival *product.Process
 	own   *projection.Projection
-	// turn lets only one sandbox start or thaw at a time, because the test is not about the processor.
+	// turn lets only one sandbox start or thaw at a time, so that sandboxes do not compete for processors.
 	turn sync.Mutex
 	// folding is held by the goroutine that folds the log.
 	folding sync.Mutex
@@ -160,8 +166,8 @@ func newFreezer(t *testing.T, c *cell) *freezer {
 	return f
 }
 
-// forget folds the log into the snapshot and purges it, as if its retention had passed. The head always stays, so
-// forget first writes another event.
+// forget folds the log into the snapshot and then purges the log, as if its retention had passed. The last event always
+// stays in the log, so forget first writes another event.
 func (f *freezer) forget(ctx context.Context) error {
 	f.folding.Lock()
 	defer f.folding.Unlock()
@@ -183,7 +189,8 @@ type sandboxed struct {
 	url     string
 }
 
-// answerTime is how long a client may wait for an answer, and the most of it that the platform leaves for the request.
+// answerTime is how long a client may wait for an answer. It is also the longest time that the platform leaves for the
+// request.
 const answerTime = time.Second
 
 func (f *freezer) start() (*sandboxed, error) {
@@ -262,7 +269,7 @@ func (f *freezer) freeze(k freezing, n int) error {
 	}()
 	select {
 	case <-reached:
-	case o := <-answered: // this time there were fewer pieces
+	case o := <-answered: // this write had fewer pieces
 		if o.code >= 300 {
 			return fmt.Errorf("it was answered %d before that step: %w", o.code, o.err)
 		}
@@ -278,8 +285,8 @@ func (f *freezer) freeze(k freezing, n int) error {
 	if err := f.forget(f.t.Context()); err != nil {
 		return err
 	}
-	// Both deadlines must have passed: the request's, and that of the append, which is a second. Events stay in the log
-	// for more than twice as long as both (MinRetention).
+	// Two deadlines must have passed: the deadline of the request, and that of the append, which is a second. Events
+	// stay in the log for more than twice the sum of both (MinRetention).
 	<-time.After(time.Until(began.Add(2*answerTime + margin)))
 
 	f.turn.Lock()

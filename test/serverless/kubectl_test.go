@@ -75,8 +75,8 @@ func TestFronts(t *testing.T) {
 }
 
 // watches follows an object through the front. The client follows the redirect to the watcher, which sends the events,
-// so no sandbox is busy with the watch. kubectl watches a list, from its revision. If it watched one object by name, it
-// would leave out the first event, and that is the change if it came before the watch was open.
+// so no sandbox is busy with the watch. kubectl watches a list, from the list's revision. A kubectl that watches one
+// object by name omits the first event. That event would be the change, if the change came before the watch was open.
 func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	t.Helper()
 	watch := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(url, "get", "configmaps", "--field-selector", "metadata.name=greeting", "--watch", "-o", `jsonpath={.data.text}{"\n"}`)...)
@@ -94,8 +94,8 @@ func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.Function.Resting() == f.Function.Started() })
 }
 
-// TestTour executes the README's tour through each front. Where the tour kills a process, found by the lock of its
-// folder, a sandbox is killed here; the platform starts another one.
+// TestTour executes the README's tour through each front. The README's tour kills a process, which it finds by the lock
+// of the process's folder. This test kills a sandbox instead, and the platform starts another sandbox.
 func TestTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the tour three times")
@@ -166,7 +166,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestSandboxes: ten clients at once get ten sandboxes, each of which reads what the others wrote.
+// TestSandboxes: ten clients at once get ten sandboxes, each of which reads the other clients' writes.
 func TestSandboxes(t *testing.T) {
 	t.Parallel()
 	const sandboxes = 10
@@ -197,8 +197,9 @@ func TestSandboxes(t *testing.T) {
 	require.Equal(t, sandboxes, g.Function.Started(), "they served both")
 }
 
-// TestIdle: a cell with idle functions costs nothing, for however long. A frozen sandbox runs nothing. Once it is
-// reaped, no connection is left, and nothing in the log or the bucket changes by itself.
+// TestIdle: a cell with idle functions costs nothing, however long the functions are idle. A frozen sandbox runs
+// nothing. After the platform has ended the sandbox, no connection is left, and nothing in the log or the bucket
+// changes by itself.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -233,7 +234,7 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, "%s", said)
 }
 
-// stream returns what the log's server reports about the stream.
+// stream returns the server's report about the log's stream.
 func (c *cell) stream(t *testing.T) server.StreamDetail {
 	t.Helper()
 	all, err := c.log.Jsz(&server.JSzOptions{Streams: true, Consumer: true, Config: true})

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// passage lies between a sandbox and the servers of its cell. It is TCP proxies that count the pieces which pass, in
-// both directions. Each piece is one step of the sandbox's work. At a chosen step, all traffic can be held.
+// passage is a set of TCP proxies between a sandbox and the servers of its cell. The proxies count the pieces that pass
+// in both directions. Each piece is one step of the sandbox's work. At a chosen step, all traffic can be held.
 type passage struct {
 	done sync.WaitGroup
 
@@ -24,7 +24,7 @@ type passage struct {
 	conns map[net.Conn]struct{} // guarded by mu
 }
 
-// holding is what happens to the piece at which all traffic is held.
+// holding is the fate of the piece at which all traffic is held.
 type holding string
 
 const (

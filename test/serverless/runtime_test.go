@@ -24,10 +24,10 @@ func only(t testing.TB, f *emulator.Function) *emulator.Sandbox {
 	return all[0]
 }
 
-// first returns the sandbox of a function that was started first.
+// first returns the oldest sandbox of a function.
 func first(f *emulator.Function) *emulator.Sandbox { return f.Sandboxes()[0] }
 
-// serve serves the front and returns its URL. It is HTTPS, because client-go sends no token otherwise.
+// serve serves the front and returns its URL. The front speaks HTTPS, because client-go sends no token over plain HTTP.
 func serve(t testing.TB, f emulator.Front) string {
 	s := httptest.NewTLSServer(f)
 	t.Cleanup(s.Close)

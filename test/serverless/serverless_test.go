@@ -63,7 +63,8 @@ func newCell(t testing.TB, ofWatcher ...string) *cell {
 	return c
 }
 
-// newCellIn makes a cell in a bucket. Everything else that its processes need for the bucket is in the environment.
+// newCellIn makes a cell in a bucket. All other settings that the cell's processes need for the bucket are in the
+// environment.
 func newCellIn(t testing.TB, bucket string, ofWatcher ...string) *cell {
 	folder, log := t.TempDir(), eventlogtest.Run(t, t.TempDir())
 	tokens := filepath.Join(folder, "tokens.csv")
@@ -85,7 +86,7 @@ func newCellIn(t testing.TB, bucket string, ofWatcher ...string) *cell {
 	return c
 }
 
-// write creates an object, or adds a field to it. The object then shows who wrote.
+// write creates an object, or adds a field to it. The object then shows its writer.
 func (c *cell) write(base string, w writing, name, who string) (int, []byte, error) {
 	data := fmt.Sprintf(`{"metadata":{"name":%q},"data":{%q:"x"}}`, name, who)
 	if w == change {
@@ -133,8 +134,8 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `
 
-// TestLargeAnswers: a list that is too large for the platform is refused with advice. A front that streams passes it
-// on.
+// TestLargeAnswers: a list that is too large for the platform is refused with advice. A front that streams forwards
+// such a list.
 func TestLargeAnswers(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -189,7 +190,7 @@ func TestInitFails(t *testing.T) {
 	}{
 		"handler":     {"index.handler", nil, "it must be 'api', 'projector', 'lifecycle', 'expiry'"},
 		"bucket":      {"api", []string{"LOGPLANE_TOKEN_AUTH_FILE=/dev/null"}, "connect to the log"},
-		"credentials": {"bootstrap", nil, "--token-auth-file must be given"},
+		"credentials": {"bootstrap", nil, "give --token-auth-file, or another way"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -199,6 +200,29 @@ func TestInitFails(t *testing.T) {
 			require.ErrorContains(t, err, c.says)
 		})
 	}
+}
+
+// TestSecret: a function's tokens come from a secret, which its process reads once.
+func TestSecret(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	var asked atomic.Int64
+	secrets := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		_, _ = io.WriteString(w, `{"SecretString":"{\"tokens.csv\":\"`+token+`,admin,1,system:masters\\n\"}"}`)
+	}))
+	t.Cleanup(secrets.Close)
+	folder := t.TempDir()
+	f := newFunction(t, "api", 1, append(slices.DeleteFunc(c.environment, func(v string) bool { return strings.HasPrefix(v, "LOGPLANE_TOKEN_AUTH_FILE=") }),
+		"LOGPLANE_FILES_SECRET=arn:aws:secretsmanager:eu-central-1:123456789012:secret:files", "LOGPLANE_TOKEN_AUTH_FILE="+folder+"/logplane/tokens.csv",
+		"TMPDIR="+folder, "AWS_ENDPOINT_URL_SECRETS_MANAGER="+secrets.URL, "AWS_ACCESS_KEY_ID=the-key", "AWS_SECRET_ACCESS_KEY=the-secret")...)
+	base := serve(t, emulator.Front{Shape: emulator.FunctionURL, Function: f})
+	for i := range 3 {
+		code, body, err := c.post(base, fmt.Sprint("c", i))
+		require.NoError(t, err)
+		require.Equal(t, http.StatusCreated, code, "%s", body)
+	}
+	require.EqualValues(t, 1, asked.Load())
 }
 
 // TestJobs: the other roles run on events of a schedule and of a queue.
@@ -225,7 +249,7 @@ func TestJobs(t *testing.T) {
 	require.Contains(t, got.Failure, "the event is no HTTP request")
 }
 
-// queue is an AWS queue with a function behind it, as far as the watcher's doorbell needs one.
+// queue is an AWS queue with a function behind it. It has only the features that the watcher's doorbell needs.
 type queue struct {
 	function atomic.Pointer[emulator.Function]
 	calls    atomic.Int64
@@ -250,8 +274,9 @@ func (q *queue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestDoorbell: in this cell projector and lifecycle are functions, and only the watcher calls them. Writes get into
-// the snapshot, and a deleted namespace goes. When everything is done, the functions are not called any more.
+// TestDoorbell: in this cell projector and lifecycle are functions, and only the watcher calls them. The projector
+// folds writes into the snapshot, and the lifecycle removes a deleted namespace. When no work is left, the functions
+// are not called any more.
 func TestDoorbell(t *testing.T) {
 	t.Parallel()
 	var projector, lifecycle queue
@@ -310,8 +335,8 @@ func (c *cell) projection(t *testing.T) *projection.Projection {
 	return p
 }
 
-// TestThaw: the connection to the log broke, without a sign, while the process was frozen. The next request is answered
-// all the same. The process notices the freeze by the platform's clock.
+// TestThaw: the connection to the log broke silently while the process was frozen. The process notices the freeze by
+// the platform's clock, and answers the next request nevertheless.
 func TestThaw(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -333,9 +358,9 @@ func TestThaw(t *testing.T) {
 	require.Equal(t, 1, f.Started(), "it is one process all the time")
 }
 
-// TestThawOfAPlainProcess does the same as TestThaw for a platform that freezes a listening process, such as Cloud Run.
-// The process notices the freeze by its own clock. It answers within a second, also to other clients that ask at the
-// same time.
+// TestThawOfAPlainProcess is TestThaw for a platform that freezes a listening process, such as Cloud Run. The process
+// notices the freeze by its own clock. It answers within a second, and also answers other clients that ask at the same
+// time.
 func TestThawOfAPlainProcess(t *testing.T) {
 	needsShipped(t)
 	t.Parallel()
@@ -350,7 +375,7 @@ func TestThawOfAPlainProcess(t *testing.T) {
 	for i := range 3 {
 		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGSTOP))
 		link.Lose()
-		<-time.After(3 * time.Second) // for the process's clock, it was idle for that long
+		<-time.After(3 * time.Second) // by its own clock, the process was idle for that long
 		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGCONT))
 		var all sync.WaitGroup
 		for j := range 4 {

@@ -12,8 +12,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// A record of a server's file has: its length, the revision, the time, the subject's length, the subject, the headers'
-// length, the headers, the body and the server's checksum. The checksum does not cover the two inner lengths.
+// These constants are about a record of a server's file. A record has: its length, the revision, the time, the
+// subject's length, the subject, the headers' length, the headers, the body and the server's checksum. The checksum
+// does not cover the two inner lengths.
 const (
 	atRevision = 4
 	atSubject  = 20
@@ -21,8 +22,8 @@ const (
 	recordSum  = 8
 )
 
-// Flip flips a bit of the event at a revision, in the files of a stopped server. It is a bit of the body; or, if the
-// server must not notice, the lowest bit that is set in the headers' length, so that the headers get shorter.
+// Flip flips a bit of the event at a revision, in the files of a stopped server. The bit is in the body. If the server
+// must not notice, the bit is instead the lowest set bit of the headers' length, so that the headers get shorter.
 func Flip(t testing.TB, folder string, rev eventlog.Revision, unnoticed bool) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(folder, "jetstream", "*", "streams", "logplane", "msgs", "*.blk"))
@@ -52,8 +53,8 @@ func Flip(t testing.TB, folder string, rev eventlog.Revision, unnoticed bool) {
 	t.Fatalf("none of %d files in %s has revision %d", len(files), folder, rev)
 }
 
-// FlipSome flips a bit in about one of n events of a server's file, and returns how many it flipped. Half of them are
-// bits that the server does not check.
+// FlipSome flips a bit in about one of n events of a server's file, and returns the number of flipped bits. The server
+// does not check half of these bits.
 func FlipSome(block []byte, n int, random *rand.Rand) (flipped int) {
 	eachRecord(block, func(record []byte) {
 		if random.IntN(n) == 0 {

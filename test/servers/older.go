@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Older returns the URL of a proxy before the server, which reports another version. It ends with the test.
+// Older returns the URL of a proxy before the server. The proxy reports another version, and ends with the test.
 func Older(t testing.TB, s *server.Server, version string) (url string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

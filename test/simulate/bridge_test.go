@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 )
 
-// bridge is a bucket that serves its requests outside of the bubble, since an HTTP client's goroutines cannot live in
-// one. Listed objects have the ages that they have in the bubble.
+// bridge is a bucket that serves its requests outside of the bubble of testing/synctest, because the goroutines of an
+// HTTP client cannot live inside a bubble. The ages of listed objects are in the bubble's time.
 type bridge struct {
 	inner   bucket.Bucket
 	written sync.Map // by key, when the object was written
@@ -26,7 +26,7 @@ type bridge struct {
 	served chan struct{}
 }
 
-// bay takes one request at a time across the edge of the bubble.
+// bay carries one request at a time out of the bubble.
 type bay struct {
 	serve chan func()
 	done  chan struct{}
@@ -110,8 +110,8 @@ func (b *bridge) Delete(ctx context.Context, key string) (err error) {
 	return err
 }
 
-// cells returns a function that makes each world's bucket. Each cell has its own prefix, because all may share one
-// bucket.
+// cells returns a function that makes each world's bucket. Each cell has its own prefix, because all cells may share
+// one bucket.
 func cells(t *testing.T) func() bucket.Bucket {
 	var inner bucket.Bucket
 	switch kind := os.Getenv("BUCKET"); kind {

@@ -15,8 +15,8 @@ import (
 // errFault replaces an answer of the bucket where the schedule wants a fault.
 var errFault = errors.New("the simulated bucket did not answer")
 
-// remote is how a process reaches the bucket: a request waits for the schedule before it is served and before it is
-// answered.
+// remote is the bucket as a process reaches it: a request waits for the schedule before it is served, and again before
+// it is answered.
 type remote struct {
 	process *process
 	bucket.Bucket
@@ -132,7 +132,8 @@ func (b *remote) Delete(ctx context.Context, key string) error {
 	})
 }
 
-// detached is the context in which a request that has arrived is served. The request goes on if its client gives up.
+// detached is the context in which a request that has arrived is served. The request continues even if its client gives
+// up.
 var detached = context.Background()
 
 // kept is an object of the cell's bucket.
@@ -141,8 +142,8 @@ type kept struct {
 	body []byte // in worlds that forget
 }
 
-// mostBytes is the largest size that an object may have: a part of a compaction, or the events that one commit spills,
-// and one entry more.
+// mostBytes is the largest size that an object may have: that of a part of a compaction, or that of the events that one
+// commit spills. Either may be larger by one entry.
 func mostBytes(key string) int {
 	if kindOf(key) == "events" || strings.Contains(key, "/seg/0/") {
 		return 25 << 20
@@ -150,8 +151,8 @@ func mostBytes(key string) int {
 	return 17 << 20
 }
 
-// enter notes a new object. If one request has written the same bytes four times since the last new root, and was told
-// of success each time, it would go on for ever, and enter reports that.
+// enter notes a new object. It reports a request that would never end: one that has written the same bytes, with
+// success, four times since the last new root.
 func (w *world) enter(ctx context.Context, key string, body []byte, answered bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -168,7 +169,7 @@ func (w *world) enter(ctx context.Context, key string, body []byte, answered boo
 	if o == &nobody || !answered {
 		return
 	}
-	// work that lost to another root is done again on the next one
+	// work that lost to another root is done again on the next root
 	if swaps := w.swaps.Load(); o.made == nil || o.swaps != swaps {
 		o.made, o.swaps = map[[32]byte]int{}, swaps
 	}
@@ -185,11 +186,11 @@ func (w *world) leave(key string) {
 	delete(w.objects, key)
 }
 
-// trouble is a fault of the bucket, for a while or for good.
+// trouble is a temporary or permanent fault of the bucket.
 type trouble struct {
 	what string
-	// key is the object with the fault; if it is empty, all objects have it. writing and reading say which requests
-	// meet it.
+	// key is the object with the fault; if key is empty, all objects have the fault. writing and reading say which
+	// requests meet the fault.
 	key              string
 	writing, reading bool
 	effect           effect
@@ -197,7 +198,7 @@ type trouble struct {
 	until int
 }
 
-// effect is what happens to a request that meets the trouble.
+// effect is the effect of a trouble on a request.
 type effect int
 
 const (
@@ -211,7 +212,7 @@ func (x *trouble) about(op, key string) bool {
 	return (x.key == "" || x.key == key) && (reads && x.reading || !reads && x.writing)
 }
 
-// lasts says whether the trouble is there for good.
+// lasts says whether the trouble never ends.
 func (x *trouble) lasts() bool { return x.until == forGood }
 
 const forGood = 1 << 30
@@ -231,7 +232,8 @@ func (w *world) trouble(ctx context.Context, op, key string, serve func() error)
 	return serve()
 }
 
-// damaged returns a part that was read of an object. If the object is damaged, one bit in its middle is changed.
+// damaged returns the part of an object that a request has read. If the object is damaged, one bit in its middle is
+// changed.
 func (w *world) damaged(ctx context.Context, key string, part []byte, offset int64) []byte {
 	for _, x := range w.troubles() {
 		if x.effect != damaging || x.key != key {
@@ -317,7 +319,7 @@ func (w *world) passes() {
 	}
 }
 
-// broken says that an object of the bucket is damaged or lost for good.
+// broken says whether an object of the bucket is permanently damaged or lost.
 func (w *world) broken() bool {
 	return len(keep(w.troubles(), (*trouble).lasts)) > 0
 }

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// budgets checks that a process's caches keep their budgets. No API tells how much they hold, so it reads their fields.
+// budgets checks that a process's caches keep their budgets. No API tells how much the caches hold, so budgets reads
+// their fields.
 func (w *world) budgets(p *process) {
 	if w.config.history > 0 || len(w.config.checkpoints) > 0 { // other caches have a share too
 		return
@@ -16,8 +17,9 @@ func (w *world) budgets(p *process) {
 	}
 }
 
-// budget checks one cache.Cache, which has a budget of its own here. Nobody holds the lock across a request. Bytes that
-// are held outside of the cache may exceed the budget; even then, the cache may use three eighths of the budget.
+// budget checks one cache.Cache, which has a budget of its own in this test. No goroutine holds the cache's lock across
+// a request. Bytes that are held outside of the cache may exceed the budget; even then, the cache may use three eighths
+// of the budget.
 func (w *world) budget(p *process, of string, cache reflect.Value) {
 	budget := cache.FieldByName("of").Elem()
 	mu := (*sync.Mutex)(budget.FieldByName("mu").Addr().UnsafePointer())

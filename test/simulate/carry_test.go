@@ -58,8 +58,8 @@ func (m *message) key() string {
 	return strings.TrimPrefix(m.header("ce-source"), "/clusters/") + m.header("ce-subject")
 }
 
-// carry changes a message from the server on its way: it may set wrong log times, make the log seem to have three
-// servers, or replace an answer by that of a server that is behind.
+// carry changes a message on its way from the server. It may set wrong log times, make the log seem to have three
+// servers, or replace an answer by that of an outdated server.
 func (w *world) carry(l *link, f *frame) {
 	if bytes.HasPrefix(f.data, []byte("HPUB ")) || bytes.HasPrefix(f.data, []byte("PUB ")) {
 		return
@@ -90,7 +90,7 @@ func (w *world) leapt() bool {
 
 var quotedTime = regexp.MustCompile(`"seq":(\d+),.*"time":"([^"]+)"`)
 
-// misdate replaces the time of an event by that of the log's wrong clock.
+// misdate replaces the time of an event by the time of the log's wrong clock.
 func (w *world) misdate(f *frame) {
 	m := open(f)
 	shift := func(revision, at string) (string, bool) {
@@ -129,8 +129,8 @@ func (w *world) misdate(f *frame) {
 	}
 }
 
-// depose looks at the next message of a wire. If it is an append, a server that is behind may refuse it, while another
-// server takes it.
+// depose looks at the next message of a wire. If the message is an append, a server that is behind may refuse the
+// append, while another server takes it.
 func (w *world) depose(s *step) {
 	l := s.wire.link
 	l.mu.Lock()

@@ -26,32 +26,32 @@ type config struct {
 	hush                                                                  int
 	// feeding is how many of 4 processes serve watches.
 	feeding int
-	// writes is how many of 10 client operations write. oldest is how many of 10 releases let the oldest step go.
+	// writes is how many of 10 client operations write. oldest is how many of 10 releases release the oldest step.
 	writes, oldest int
-	// rush is after how many of 10 steps the process of that step goes on by itself.
+	// rush is how many of 10 steps are followed by a time in which only the step's process continues.
 	rush int
-	// tasks are what projectors do.
+	// tasks are the tasks of projectors.
 	tasks []string
-	// logRetention and retention are of log time. If cadence is set, processes run projectors, which commit every
-	// cadence at most.
+	// logRetention and retention are of log time. If cadence is set, processes run projectors, which commit at most
+	// once in that time.
 	logRetention, retention, cadence time.Duration
 	// stateful is how many of 8 watches begin with the state. guarded is how many of 8 updates and deletes have
 	// preconditions.
 	stateful, guarded int
-	// mortal objects have a TTL, and some are still there when it ends.
+	// mortal: objects have a TTL, and some objects still exist when their TTL ends.
 	mortal bool
 
 	// afflicted names the affliction of this world.
 	afflicted []string
-	// Weights, in thousandths too, of what an affliction may do: a connection breaks, and stays broken for 'away' turns
-	// at most; the log's disk is copied, replaced by a copy, or lost; its clock is wrong for a while; the bucket is in
-	// trouble.
+	// These are the weights, in thousandths too, of the actions of an affliction. cut: a connection breaks, and stays
+	// broken for at most 'away' turns. copying, back, lost: the log's disk is copied, replaced by a copy, or lost.
+	// leap: the log's clock is wrong for a while. trouble: the bucket is in trouble.
 	cut, copying, back, lost, leap, trouble int
 	away                                    int
-	// ghosts is how many of 10 broken connections leave behind messages that were sent and arrive much later.
+	// ghosts is how many of 10 broken connections leave behind sent messages that arrive much later.
 	ghosts int
-	// deposed is how many of 10 appends are refused by a server that is behind, while another server takes them. The
-	// log then has three servers.
+	// deposed is how many of 10 appends are refused by a server that is behind, while another server takes these
+	// appends. The log then has three servers.
 	deposed int
 	// past, restore and forget are how many of 1000 actions begin a request of the past, a restore and a forgetting.
 	past, restore, forget int
@@ -64,7 +64,7 @@ type config struct {
 	grace       time.Duration
 	// folders is how many block caches on disk the processes share, 0 for none.
 	folders int
-	// claimed is how many names there are for each of an owner's two claims.
+	// claimed is the number of possible names for each of an owner's two claims.
 	claimed int
 	// audit is how many of 10 clients choose an Audit-Id that looks like one of Logplane's.
 	audit int
@@ -89,7 +89,7 @@ func configOf(seed uint64) config {
 		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "sweep"}, {"commit", "retain", "tidy"}}[r.IntN(3)],
 	}
 	switch r.IntN(4) { // some worlds go to an extreme
-	case 0: // few processes write much, and much is folded and compacted
+	case 0: // few processes write much, and projectors fold and compact much
 		c.steps, c.begin, c.tend, c.rush, c.writes, c.keys, c.inline = 800+r.IntN(1500), 200, 200, 9, 9, 2+r.IntN(3), 1
 		c.fault, c.fence, c.kill, c.cancel, c.tasks = 0, 0, 0, 0, []string{"commit", "commit", "commit", "commit", "sweep"}
 	case 1: // little is written, but purges, cancellations and restarts are frequent
@@ -131,10 +131,10 @@ type affliction struct {
 	befall func(*config, *rand.Rand)
 }
 
-// only names the affliction of all worlds. If it is empty, each world has its own, or none.
+// only names the affliction of all worlds. If 'only' is empty, each world has its own affliction, or none.
 var only = os.Getenv("SIMULATE_ONLY")
 
-// afflictions make worlds in which one thing goes wrong often. Worlds in which everything goes wrong find fewer
+// afflictions make worlds in which one kind of fault is frequent. Worlds in which all faults are frequent find fewer
 // mistakes.
 var afflictions = []affliction{
 	{"the log goes back", func(c *config, r *rand.Rand) {
@@ -229,7 +229,7 @@ var afflictions = []affliction{
 	}},
 }
 
-// calm takes away the faults that would only get in the way of an affliction.
+// calm removes the faults that would only hide the effects of an affliction.
 func (c *config) calm(r *rand.Rand) {
 	c.fence, c.fault, c.kill, c.cancel, c.stall, c.mortal, c.cadence, c.tail = 0, 0, 0, 0, 5, false, 0, 0
 	c.logRetention, c.retention = 0, 0
@@ -238,7 +238,7 @@ func (c *config) calm(r *rand.Rand) {
 	c.rush, c.objects, c.file = 2+r.IntN(8), 0, false
 }
 
-// age lets projectors run by themselves, and much time pass.
+// age lets projectors run by themselves, and lets much time pass.
 func (c *config) age(r *rand.Rand) {
 	c.cadence = []time.Duration{time.Second, 10 * time.Second}[r.IntN(2)]
 	c.logRetention = deadline*5/2 + time.Duration(r.IntN(60))*time.Second

@@ -18,13 +18,14 @@ type owner struct {
 	rootFaults atomic.Int64
 	// roots counts the roots that the owner has put.
 	roots atomic.Int64
-	// made counts, by hash, how often it has written the same bytes to the bucket since the root number 'swaps' was
-	// put. The world's lock guards both.
+	// made counts, by hash, how often the owner has written the same bytes to the bucket since the root number 'swaps'
+	// was put. The world's lock guards both fields.
 	made  map[[32]byte]int
 	swaps int64
-	// beside is the view from which its write was last computed; decided is when, in Unix nanoseconds.
-	beside  atomic.Uint64
-	decided atomic.Int64
+	// alongside is the view from which the owner's write was last computed; decided is the time of that computation, in
+	// Unix nanoseconds.
+	alongside atomic.Uint64
+	decided   atomic.Int64
 }
 
 // meets notes that the owner has met a fault of the bucket.
@@ -40,7 +41,7 @@ func (o *owner) meets(w *world, fault, op, key string) {
 	w.counted.meet(fault, verb)
 }
 
-// meetAll notes a fault that everybody at work has met.
+// meetAll notes a fault for all present requests and watches.
 func (w *world) meetAll(fault string) {
 	for _, r := range w.inFlight {
 		w.counted.meet(fault, r.verb)
@@ -51,7 +52,7 @@ func (w *world) meetAll(fault string) {
 	w.counted.meet(fault, "")
 }
 
-// coverage counts how often each fault has met each operation. The operation "" counts how often the fault was there.
+// coverage counts how often each fault has met each operation. The operation "" counts how often the fault happened.
 type coverage struct {
 	mu  sync.Mutex
 	met map[string]map[string]int
@@ -73,7 +74,7 @@ func (c *coverage) meet(fault, verb string) {
 var operations = []string{"create", "update", "delete", "get", "list", "watch", "get past", "list past", "replay", "changes",
 	"commit", "compact", "collect", "sweep", "once", "trim", "prune", "retain", "tidy", "expel", "expire", "run", "forget", "restore"}
 
-// faultsOfTheWorld are the rows of the coverage, even if they were never met.
+// faultsOfTheWorld are the rows of the coverage, including the faults that were never met.
 var faultsOfTheWorld = []string{"a request fails", "a request fails but persists", "an object is said to be gone",
 	"a connection breaks", "a process is killed", "the server stops", "a message comes late", "the log goes back", "the log is lost",
 	"the log's clock is ahead", "the log's clock is behind", "a server of the log is behind", "a fence at the least revision", "a webhook is slow",

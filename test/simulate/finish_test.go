@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// finish lets all processes and requests go on without faults, and then checks the final state.
+// finish lets all processes and requests continue without faults, and then checks the final state.
 func (w *world) finish() {
 	w.calm = true
 	w.say("all go on")
@@ -70,13 +70,13 @@ func (w *world) finish() {
 	w.tended()
 }
 
-// writable checks that every process of the epoch can write, now that nothing fails.
+// writable checks that every process of the epoch can write when there are no faults.
 func (w *world) writable() {
 	for _, p := range keep(w.processes, func(p *process) bool { return p.epoch == w.epoch }) {
 		var r *request
 		for try := 0; try == 0 || r.err != nil && try < 20; try++ {
 			if try > 0 {
-				w.rest(time.Second) // as a client does that got a Retry-After
+				w.rest(time.Second) // as a client that got a Retry-After does
 			}
 			r = &request{process: p, verb: "create", kind: "events", name: "last-" + p.name}
 			w.begin(r)

@@ -30,7 +30,7 @@ func (w *world) forgetSome() {
 		r.stopped = true
 		w.hushed = w.turn + 100_000
 	}
-	w.model.forgetting[r.key()] = true // even if it fails, versions may be gone
+	w.model.forgetting[r.key()] = true // even if the forgetting fails, versions may be gone
 	w.begin(r)
 }
 
@@ -43,7 +43,7 @@ func (r *request) forget(ctx context.Context) (err error) {
 	return err
 }
 
-// judgeForget notes which versions are gone: all but the newest, if that one is live.
+// judgeForget notes the versions that are gone: all versions except the newest one, if that one is live.
 func (w *world) judgeForget(r *request) {
 	if r.stopped {
 		w.hushed = w.turn
@@ -71,8 +71,8 @@ func (w *world) judgeForget(r *request) {
 	w.say("forgotten: %s up to %d", r.key(), upto)
 }
 
-// hidden checks that the block caches on disk hold no forgotten version. Every process that has read the root since
-// then has removed them.
+// hidden checks that the block caches on disk hold no forgotten version. Every process that has read the root since the
+// forgetting has removed these versions.
 func (w *world) hidden() {
 	for _, folder := range w.folders {
 		_ = filepath.WalkDir(folder, func(name string, e fs.DirEntry, err error) error {
@@ -108,8 +108,8 @@ func (w *world) gone() {
 	}
 }
 
-// remembers names a forgotten version in a file that holds parts of an object of the bucket, or returns "". Objects
-// here have one block, right after the header.
+// remembers names a forgotten version that a file still holds, or returns "". The file holds parts of an object of the
+// bucket. In this test objects have one block, right after the header.
 func (w *world) remembers(name string, object, file []byte) string {
 	const header, enough = 8, 16
 	if len(file) < header+enough || !bytes.Equal(file[header:header+enough], object[header:header+enough]) {

@@ -13,8 +13,8 @@ import (
 )
 
 // fork is the state after the log went back: the events after 'at' are lost, and other events may take their revisions.
-// Every process that knew a lost event must notice (invariant 9). Other processes cannot notice before the operator
-// fences the cell.
+// Every process that knew a lost event must notice the loss (invariant 9). Other processes cannot notice before the
+// operator fences the cell.
 type fork struct {
 	at     uint64
 	before *model // the lost history, with all events before the log went back
@@ -37,7 +37,7 @@ func (w *world) diverge(head uint64, store string) {
 		if x.process.knew {
 			x.model = w.fork.before
 		} else if x.beginning {
-			x.over = true // nobody knows which history it begins with
+			x.over = true // the history with which the watch begins is unknown
 		}
 	}
 	w.again(store)
@@ -51,7 +51,7 @@ func (w *world) diverge(head uint64, store string) {
 	}
 }
 
-// forget withdraws what clients were told of revisions that are lost.
+// forget removes the records of answers about revisions that are lost.
 func (w *world) forget(head uint64) {
 	w.acknowledged = min(w.acknowledged, head)
 	w.told = keep(w.told, func(a acknowledged) bool { return a.revision <= head })
@@ -60,7 +60,7 @@ func (w *world) forget(head uint64) {
 	}
 }
 
-// lines returns the histories that a request may answer from.
+// lines returns the histories from which a request may be answered.
 func (w *world) lines(r *request) []*model {
 	switch {
 	case r.process.epoch < w.epoch:
@@ -71,7 +71,7 @@ func (w *world) lines(r *request) []*model {
 	return []*model{w.model, w.fork.before}
 }
 
-// went reports a process that answers from the new history although it knew the lost one.
+// went reports a process that answers from the new history although the process knew the lost history.
 func (w *world) went(r *request, revision uint64) bool {
 	if w.fork == nil || !r.process.knew || r.fork != w.fork || revision <= w.fork.at {
 		return false
@@ -102,7 +102,7 @@ func (w *world) heal(plan projection.FencePlan, root projection.Root) {
 		w.forget(uint64(root.Applied))
 	}
 	for _, x := range w.watches {
-		x.over = true // their watches are of the old epoch, and perhaps of the old history
+		x.over = true // their watches belong to the old epoch, and perhaps to the old history
 	}
 	w.watches = nil
 	w.fork = nil
@@ -110,7 +110,7 @@ func (w *world) heal(plan projection.FencePlan, root projection.Root) {
 
 var least = regexp.MustCompile(`at least (\d+)`)
 
-// planFence plans a fence at the lowest possible revision, or at the one that the plan chooses.
+// planFence plans a fence at the lowest possible revision, or at the revision that the plan chooses.
 func (w *world) planFence(p *projection.Projection) (plan projection.FencePlan, err error) {
 	if w.choices.choose(3) == 0 {
 		return p.PlanFence(w.life, 0)
@@ -124,7 +124,7 @@ func (w *world) planFence(p *projection.Projection) (plan projection.FencePlan, 
 	return plan, err
 }
 
-// whole checks that a process that starts now reads the same state as the log and the root hold.
+// whole checks that a new process reads the state in the log and the root.
 func (w *world) whole() {
 	_, p, err := w.operator()
 	var v *projection.View

@@ -19,7 +19,7 @@ import (
 // cached returns the object that the feed encodes once for many watches.
 func cached(obj runtime.Object) runtime.Object { return obj.(runtime.CacheableObject).GetObject() }
 
-// alarms are the messages that only processes of a broken or fenced cell may give, by words in them.
+// alarms are the messages that only processes of a broken or fenced cell may give, by words of the messages.
 var alarms = map[string]string{
 	"purged past the root":   "5 a healthy cell says that it was purged past the root",
 	"beginning is gone":      "5 a healthy cell says that it has no root",
@@ -37,7 +37,7 @@ func falseAlarm(message string) string {
 	return ""
 }
 
-// misled says whether an error calls the operator although the process's epoch goes on.
+// misled says whether an error asks for an operator although the process's epoch has not ended.
 func (w *world) misled(p *process, message string) bool {
 	return p.epoch == w.epoch && falseAlarm(message) != ""
 }
@@ -120,7 +120,7 @@ func (w *world) judgeWrite(r *request, got result) {
 	e := w.model.events[got.revision]
 	if w.fork != nil && r.fork != w.fork {
 		if was := w.fork.before.events[got.revision]; was != nil && was.version.tag == got.tag {
-			return // the client was told of a history that was lost since
+			return // the client's answer is from a history that was lost since
 		}
 	}
 	if r.process.epoch < w.epoch && e == nil && len(w.lost) > 0 && r.fencesBefore < len(w.model.fences) {
@@ -145,7 +145,8 @@ func (w *world) judgeWrite(r *request, got result) {
 	}
 }
 
-// judgeAcknowledged checks what an acknowledged write was computed from, and which other events it left.
+// judgeAcknowledged checks the view from which an acknowledged write was computed, and that the write left no other
+// valid event.
 func (w *world) judgeAcknowledged(r *request, got result) {
 	if w.begun && r.process.epoch == w.epoch {
 		if was := w.fork; was != nil && was.before.events[got.revision] != nil {
@@ -165,7 +166,7 @@ func (w *world) judgeAcknowledged(r *request, got result) {
 			newest = max(newest, a.revision)
 		}
 	}
-	if from := r.beside.Load(); from < newest {
+	if from := r.alongside.Load(); from < newest {
 		w.violated("a write is decided by an old view", "%v: %d, by a view of %d, when %d was told for long", r, got.revision, from, newest)
 	}
 }
@@ -180,7 +181,7 @@ func (w *world) landed(r *request) (n int) {
 	return n
 }
 
-// judgeTrim reports a trim that repeats what was already done.
+// judgeTrim reports a trim that repeats earlier work.
 func (w *world) judgeTrim(r *request) {
 	if r.count == 0 || r.err != nil {
 		return
@@ -342,7 +343,7 @@ func (w *world) judgeError(r *request) {
 	}
 }
 
-// couldRead says whether the log and what its process knew were enough to serve the request.
+// couldRead says whether the log and the state that the request's process knew were enough to serve the request.
 func (r *request) couldRead(w *world) bool {
 	var status apierrors.APIStatus
 	if !errors.As(r.err, &status) || status.Status().Code != 503 || !strings.Contains(r.err.Error(), "catch up to revision") {

@@ -13,7 +13,8 @@ import (
 )
 
 // link is the connection of one process to the log's server. The schedule carries it message by message. A process that
-// connects again gets new wires; messages that waited in the old ones are lost.
+// connects again gets new wires (a wire is one direction of a connection). Messages that waited in the old wires are
+// lost.
 type link struct {
 	world *world
 	name  string
@@ -21,11 +22,11 @@ type link struct {
 	mu   sync.Mutex // guards the fields below
 	open bool       // messages pass without waiting
 	cut  bool
-	// lines are the process's connections, mostly one. To look at the log's servers, a process opens another for a
-	// moment.
+	// lines are the process's connections, mostly one. To look at the log's servers, a process opens another connection
+	// for a moment.
 	lines []*line
-	// refused replaces the answers to some appends, by inbox: a server that is behind answers in place of the one that
-	// took the append. The value is the last revision that this server knows of.
+	// refused has, by inbox, the appends whose answers are replaced: an outdated server answers in place of the server
+	// that took the append. The value is the last revision that the outdated server knows.
 	refused map[string]uint64
 	// staged are the preconditions of a batch that is not committed yet.
 	staged []expectation
@@ -59,8 +60,8 @@ func (l *link) InProcessConn() (net.Conn, error) {
 	return client, nil
 }
 
-// kill cuts the connection until it is mended. If late is set, messages that were sent may still arrive much later;
-// kill then returns the wire that they are on.
+// kill cuts the connection until mend. If late is set, messages that were sent may still arrive much later; kill then
+// returns their wire.
 func (l *link) kill(late bool) (ghost *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +95,7 @@ func (l *link) hold() {
 	l.open = false
 }
 
-// waiting returns the steps that the schedule may let go: the first message of each direction.
+// waiting returns the steps that the schedule may release: the first message of each direction.
 func (l *link) waiting() (steps []*step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +105,8 @@ func (l *link) waiting() (steps []*step) {
 	return steps
 }
 
-// first returns the step for the wire's first message, or nothing if none waits. The caller holds the link's lock.
+// first returns the step for the wire's first message, or nothing if no message waits. The caller holds the link's
+// lock.
 func (w *wire) first() []*step {
 	if w.closed || len(w.queue) == 0 {
 		return nil
@@ -119,7 +121,7 @@ type wire struct {
 	queue []frame // frames that wait for the schedule; the first is a message
 	ready []byte
 	more  chan struct{}
-	// late: the waiting frames may still be sent, although no more come. closed: nothing is sent any more.
+	// late: the waiting frames may still be sent, although no new frames come. closed: no frame is sent any more.
 	late, closed bool
 }
 
@@ -182,7 +184,7 @@ func (w *wire) read(r *bufio.Reader) {
 	}
 }
 
-// release sends n messages, and the frames after each of them that are not messages.
+// release sends n messages. With each message it sends the frames up to the next message.
 func (w *wire) release(n int) {
 	for len(w.queue) > 0 && (n > 0 || !w.queue[0].message) {
 		if w.queue[0].message {
@@ -218,7 +220,7 @@ func (w *wire) write(to io.WriteCloser) {
 }
 
 // readFrame reads one element of NATS's text protocol. Elements that only keep a connection alive are urgent: they
-// overtake.
+// overtake the waiting frames.
 func readFrame(r *bufio.Reader) (f frame, urgent bool, err error) {
 	line, err := r.ReadBytes('\n')
 	if err != nil {

@@ -169,7 +169,7 @@ func (w *world) leapSome() {
 	}
 	l := leap{from: from, upto: from + uint64([]int{0, 0, 3, 30}[w.choices.choose(4)])}
 	l.by = []time.Duration{5 * time.Minute, 10 * time.Minute, 10 * time.Minute, time.Hour, 48 * time.Hour, -time.Minute, -2 * time.Hour}[w.choices.choose(7)]
-	if l.by > 0 { // further than before: a smaller error would go unnoticed
+	if l.by > 0 { // by more than before: processes would not notice a smaller error
 		for _, before := range w.leaps {
 			l.by = max(l.by, before.by+5*time.Minute)
 		}
@@ -185,7 +185,7 @@ func (w *world) leapSome() {
 	w.meetAll(what)
 }
 
-// right corrects the log's clock. It then waits, since processes may take the clock to be up to a minute ahead.
+// right corrects the log's clock. It then waits, because processes may believe that the clock is up to a minute ahead.
 func (w *world) right() {
 	if len(w.leaps) == 0 {
 		return
@@ -210,7 +210,7 @@ func (w *world) wrong(revision uint64) time.Duration {
 	return 0
 }
 
-// staleRefusal computes the answer of a server that is behind to an append. That server has the events up to some
+// staleRefusal computes the answer to an append from a server that is behind. That server has the events up to some
 // revision, and has purged none of them. The result is 0, false if such a server would not refuse.
 func (w *world) staleRefusal(expected []expectation) (last uint64, refused bool) {
 	if len(w.model.order) == 0 {

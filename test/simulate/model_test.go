@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// event is one event of the log as it was first seen, even if it was purged or lost since.
+// event is one event of the log as the observer first saw it, even if the event was purged or lost since.
 type event struct {
 	revision, base, epoch uint64
 	id                    string
@@ -23,20 +23,21 @@ type event struct {
 	version               version
 	// batch has the first and the last revision of the event's batch.
 	batch [2]uint64
-	// at is the log's time of the event. ttl is how long its version may live from then on; 0 is for ever.
+	// at is the log's time of the event. ttl is how long the event's version may live from that time on; 0 means for
+	// ever.
 	at  time.Time
 	ttl time.Duration
 	// size is the event's share of a tail's bytes.
 	size int
 	// live is the key's live revision just before the event.
 	live uint64
-	// void says why the event is void; it is empty if the event is valid. half: only other events of its append make it
-	// void.
+	// void says why the event is void; it is empty if the event is valid. half: only other events of the append make
+	// the event void.
 	void string
 	half bool
 }
 
-// version is what a client can tell about one version of an object.
+// version has the properties of an object's version that a client can see.
 type version struct {
 	revision        uint64
 	uid, tag, color string
@@ -49,8 +50,8 @@ type model struct {
 	order  []uint64 // revisions of events, ascending
 	keys   map[string][]change
 	fences []fence
-	// forgotten has, by key, the revision up to which versions are gone. forgetting has the keys whose versions may be
-	// going.
+	// forgotten has, by key, the revision up to which versions are gone. forgetting has the keys of which a forgetting
+	// may have removed versions.
 	forgotten  map[string]uint64
 	forgetting map[string]bool
 }
@@ -74,7 +75,7 @@ func newModel() *model {
 	return &model{events: map[uint64]*event{}, keys: map[string][]change{}, forgetting: map[string]bool{}}
 }
 
-// clone returns a copy that learns independently.
+// clone returns an independent copy.
 func (m *model) clone() *model {
 	c := &model{head: m.head, events: maps.Clone(m.events), order: slices.Clone(m.order), keys: map[string][]change{},
 		fences: slices.Clone(m.fences), forgotten: m.forgotten, forgetting: m.forgetting}
@@ -94,7 +95,8 @@ func (m *model) truncate(head uint64) {
 	}
 }
 
-// lastEvent returns the revision of the key's last event at or below 'upto', void or not, or 0.
+// lastEvent returns the revision of the key's last event at or below 'upto', even of a void event; 0 if there is no
+// such event.
 func (m *model) lastEvent(key string, upto uint64) uint64 {
 	for _, revision := range slices.Backward(m.order) {
 		if revision <= upto && m.events[revision].key == key {
@@ -168,7 +170,7 @@ func (m *model) halved(batch [2]uint64) bool {
 	return false
 }
 
-// verdict applies to the whole append: if one of its events is void, all are.
+// verdict decides about a whole append: if one event is void, all events of the append are.
 func (m *model) verdict(batch [2]uint64) {
 	void := ""
 	for revision := batch[0]; revision <= batch[1]; revision++ {
@@ -219,8 +221,8 @@ func (m *model) list(prefix, color string, revision uint64) map[string]version {
 	return listed
 }
 
-// within says whether a revision lies inside of a batch, so that some of its events are at or below it and some above.
-// A void or forgotten event belongs to no batch.
+// within says whether a revision lies inside of a batch, so that some of the batch's events are at or below the
+// revision and others above. A void or forgotten event belongs to no batch.
 func (m *model) within(revision uint64) bool {
 	shown := func(e *event) bool { return e != nil && e.void == "" && e.revision > m.forgotten[e.key] }
 	e := m.events[revision]
@@ -240,7 +242,7 @@ func (m *model) whole(revision uint64) uint64 {
 	return revision
 }
 
-// ever says whether the key was in the wanted state at some time between two revisions.
+// ever says whether the key had the wanted state at some revision between two revisions.
 func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
 	if is(m.at(key, from)) {
 		return true
@@ -253,7 +255,7 @@ func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
 	return false
 }
 
-// views returns the revisions, from one on, as of which a process may have seen the state.
+// views returns the revisions at which a process may have seen the state, beginning with the given revision.
 func (m *model) views(from uint64) (views []uint64) {
 	for _, revision := range m.order {
 		if revision >= from && !m.within(revision) {
@@ -268,7 +270,7 @@ func (m *model) views(from uint64) (views []uint64) {
 	return views
 }
 
-// behind returns how many bytes of events the log has after a revision.
+// behind returns the size in bytes of the log's events after a revision.
 func (m *model) behind(revision uint64) (bytes int) {
 	for _, r := range m.order {
 		if e := m.events[r]; r > revision && e.key != "" {
@@ -278,8 +280,8 @@ func (m *model) behind(revision uint64) (bytes int) {
 	return bytes
 }
 
-// next returns the first change after a revision that a watch delivers, in the form in which it delivers it; false if
-// there is none yet.
+// next returns the first change after a revision that a watch delivers, in the form of the delivery. It returns false
+// if there is no such change yet.
 func (m *model) next(prefix, color string, after uint64) (kind, key string, v version, ok bool) {
 	n, _ := slices.BinarySearch(m.order, after+1)
 	for _, revision := range m.order[n:] {

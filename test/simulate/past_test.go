@@ -86,7 +86,7 @@ func (r *request) doPast(ctx context.Context, store storage.Interface) error {
 	return nil
 }
 
-// told is an event that a client was told about.
+// told is an event in a client's answer.
 type told struct {
 	revision uint64
 	key      string
@@ -97,7 +97,7 @@ func (r *request) prefix() string { return "main/" + r.kind + "/" }
 // judgePast compares a client's answer about the past with the model.
 func (w *world) judgePast(r *request) {
 	if r.err != nil && (r.verb != "get past" || !storage.IsNotFound(r.err)) {
-		return // the error says that the past is not kept any more; other errors are judged like any request's
+		return // the error says that the past is not kept any more; other errors are judged as those of any request
 	}
 	w.counted.past.Add(1)
 	problem := ""

@@ -39,19 +39,27 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// kinds of objects. Owners have claims, which are listed like other objects. Events have no claims, and may have a TTL.
+// kinds are the kinds of objects. Owners have claims, which are listed like other objects. Events have no claims, and
+// may have a TTL.
 var kinds = []string{"owners", "events", "claims"}
 
-// mortals is the prefix in which Expire looks. longest is the longest TTL.
+// mortals is the prefix of the objects that Expire examines. longest is the longest TTL.
 const (
 	mortals = "main/events/"
 	longest = time.Minute
 )
 
 func lifecycleOf(cell kubestore.Cell) (*lifecycle.Lifecycle, error) {
-	beside := func(context.Context, *projection.View, projection.Row) ([]projection.Write, error) { return nil, nil }
-	// Expire calls no server
-	return lifecycle.New(lifecycle.Config{Cell: cell, BesideDeletion: beside, Client: &rest.Config{Host: "127.0.0.1:1"}})
+	return lifecycle.New(lifecycle.Config{Cell: cell, Server: unreachable{}})
+}
+
+// unreachable is the server of a lifecycle that only calls Expire, which sends no requests.
+type unreachable struct{ lifecycle.Server }
+
+func (unreachable) Loopback() *rest.Config { return &rest.Config{Host: "127.0.0.1:1"} }
+
+func (unreachable) AlongsideDeletion(context.Context, *projection.View, projection.Row) ([]projection.Write, error) {
+	return nil, nil
 }
 
 func resource(name string) kubestore.Resource {
@@ -67,10 +75,10 @@ func resource(name string) kubestore.Resource {
 	return r
 }
 
-// beside notes the view from which a write is computed, and may take time.
-func beside(ctx context.Context, v *projection.View, _ kubestore.Change) ([]projection.Write, error) {
+// alongside notes the view from which a write is computed. It may also let time pass.
+func alongside(ctx context.Context, v *projection.View, _ kubestore.Change) ([]projection.Write, error) {
 	o := ownerOf(ctx)
-	o.beside.Store(uint64(v.Revision()))
+	o.alongside.Store(uint64(v.Revision()))
 	o.decided.Store(time.Now().UnixNano())
 	if o.request != nil && o.request.thinks {
 		return nil, o.request.think(ctx)
@@ -110,7 +118,7 @@ type process struct {
 	dead       bool
 	// away is the turn until which the connection stays broken, 0 if it works.
 	away int
-	// fork is the fork that was there when the process began. knew: the process has seen events that a later fork lost.
+	// fork is the fork at the start of the process. knew: the process has seen events that a later fork lost.
 	fork *fork
 	knew bool
 }
@@ -148,7 +156,7 @@ func (w *world) start() *process {
 	}
 	for _, kind := range kinds {
 		r := resource(kind)
-		r.Beside = beside
+		r.Alongside = alongside
 		p.stores[kind] = kubestore.New(cell, r)
 	}
 	if p.lifecycle, err = lifecycleOf(cell); err != nil {
@@ -205,7 +213,7 @@ func (w *world) cut(p *process) {
 	w.haunt(p.link.kill(w.choices.choose(10) < w.config.ghosts))
 }
 
-// haunt keeps messages that were sent and have not arrived.
+// haunt keeps sent messages that have not arrived, so that they may arrive later.
 func (w *world) haunt(ghost *wire) {
 	if ghost != nil {
 		w.haunts++
@@ -219,7 +227,7 @@ func (w *world) haunt(ghost *wire) {
 	}
 }
 
-// comeBack reconnects the processes whose time away is over.
+// comeBack reconnects the processes whose time without a connection is over.
 func (w *world) comeBack() {
 	for _, p := range w.processes {
 		if p.away > 0 && (w.calm || p.away <= w.turn) {

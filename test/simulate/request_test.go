@@ -45,11 +45,11 @@ type request struct {
 	limit        int64
 	floor, upto  eventlog.Revision // for a projector's task
 	cancel       context.CancelFunc
-	began, since uint64 // when it began: the newest acknowledged revision, and the log's head
+	began, since uint64 // when the request began: the newest acknowledged revision, and the log's head
 	fencesBefore int
 	begun        time.Duration
-	applied      uint64 // when it began: the snapshot's revision in its process's view
-	disturbed    bool   // it was cancelled, or its process killed
+	applied      uint64 // when the request began: the snapshot's revision in the process's view
+	disturbed    bool   // the request was cancelled, or its process killed
 	thinks       bool
 	err          error
 	got          []result
@@ -57,7 +57,7 @@ type request struct {
 	count        int
 	fork         *fork // when it began
 	turn         int   // in which it began
-	warm         bool  // its process had a view when it began
+	warm         bool  // the process had a view when the request began
 	// for a request of the past
 	at, after uint64
 	events    []told
@@ -299,7 +299,7 @@ func (r *request) do(ctx context.Context) error {
 	return nil
 }
 
-// trims returns up to which revision the history rules have dropped the past, by kind of object.
+// trims returns, by kind of object, the revision up to which the history rules have dropped the past.
 func (p *process) trims(ctx context.Context) (said []string) {
 	for _, kind := range kinds {
 		keys := projection.Keys{Start: "main/" + kind + "/", End: projection.PrefixEnd("main/" + kind + "/")}
@@ -334,7 +334,7 @@ func (r *request) fill(pod *example.Pod) *example.Pod {
 	return pod
 }
 
-// ballast returns a text that no other write has, and that does not compress.
+// ballast returns a text that is different for every write and that does not compress.
 func ballast(seed, bytes int) string {
 	raw := make([]byte, bytes*3/4)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(raw)

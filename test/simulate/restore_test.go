@@ -11,7 +11,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// restoreSome begins a restore of one of the cell's revisions to another prefix of the bucket, while the cell goes on.
+// restoreSome begins a restore of one of the cell's revisions to another prefix of the bucket, while the cell continues
+// to work.
 func (w *world) restoreSome() {
 	p, ok := pick(w, w.processes)
 	if !ok || len(w.inFlight) >= w.config.parallel {

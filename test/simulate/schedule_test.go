@@ -64,7 +64,7 @@ func (w *world) act() {
 	w.proceed(pending, chosen)
 }
 
-// proceed lets a pending step go; if there is none, time passes.
+// proceed releases a pending step. If no step is pending, proceed lets time pass.
 func (w *world) proceed(pending []*step, chosen int) {
 	if len(pending) == 0 {
 		if len(w.inFlight) == 0 || w.choices.choose(4) > 0 {
@@ -89,8 +89,8 @@ func (w *world) proceed(pending []*step, chosen int) {
 	}
 }
 
-// intercepted says whether the step's message is not to be released now: the connection breaks instead, or depose has
-// released it.
+// intercepted says whether the step's message must not be released now, because the connection breaks instead, or
+// because depose has already released the message.
 func (w *world) intercepted(s *step) bool {
 	if w.config.deposed > 0 {
 		w.depose(s)
@@ -112,7 +112,7 @@ func (w *world) intercepted(s *step) bool {
 	return false
 }
 
-// rush lets a process go on by itself for a while.
+// rush releases only the steps of one process for a while.
 func (w *world) rush(from string) {
 	process, _, _ := strings.Cut(from, " ")
 	for range 40 {
@@ -129,7 +129,7 @@ func (w *world) rush(from string) {
 	}
 }
 
-// rest lets time pass. While a goroutine waits for a lock, time cannot pass; then those that hold locks go on.
+// rest lets time pass. While a goroutine waits for a lock, time cannot pass; then rest releases a pending step.
 func (w *world) rest(d time.Duration) {
 	if w.sleep(d) {
 		if passed := d.String() + " and more pass"; !strings.HasSuffix(w.trace[len(w.trace)-1], passed) {
@@ -151,11 +151,11 @@ func (w *world) rest(d time.Duration) {
 	w.watches = nil
 }
 
-// carried bounds how long a message or an answer may be on its way if the log forgets. Carried, a request's deadline
-// and the longest rest are together less than the log's retention, as the product demands (guarantees.md, conditions).
+// carried bounds how long a message or an answer may be on its way if the log forgets. The sum of carried, a request's
+// deadline and the longest rest is less than the log's retention, as the product demands (guarantees.md, conditions).
 const carried = 30 * time.Second
 
-// deliver releases messages and answers that were on their way for too long.
+// deliver releases the messages and answers that were on their way for too long.
 func (w *world) deliver() {
 	for w.config.logRetention > 0 || w.config.forget > 0 {
 		w.settle()
@@ -306,7 +306,7 @@ func (w *world) slowSome() {
 	}
 }
 
-// hushSome lets nobody begin a write for a while.
+// hushSome lets no client begin a write for a while.
 func (w *world) hushSome() {
 	w.hushed = w.turn + 1 + w.choices.choose(300)
 	w.say("nobody writes for %d steps", w.hushed-w.turn)
@@ -342,7 +342,7 @@ func (w *world) tendSome() {
 		return
 	}
 	r := &request{process: p, verb: w.config.tasks[w.choices.choose(len(w.config.tasks))]}
-	// The versions that a writer in flight may have seen stay, because requests end before retention does.
+	// The versions that a writer in flight may have seen are kept, because requests end before the retention does.
 	oldest := w.model.head
 	for _, other := range w.inFlight {
 		oldest = min(oldest, other.since)

@@ -8,10 +8,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// shrinking bounds the time in which a failure is made smaller.
+// shrinking bounds the time in which shrink makes a failure smaller.
 const shrinking = time.Minute
 
-// shrink looks for fewer choices that break the same property, and returns the world of the fewest.
+// shrink looks for fewer choices that break the same property, and returns the world with the fewest choices.
 func shrink(t *testing.T, cell func() bucket.Bucket, c config, values []uint32, property string) *world {
 	began := now()
 	breaks := func(values []uint32) (*world, bool) {

@@ -36,7 +36,7 @@ var worlds atomic.Int64
 
 // play runs one world.
 func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *counts, report func(w *world, property, problem string) bool) (w *world) {
-	// Pools may hold objects of the bubble before, such as nats.go's timers. Two collections empty them.
+	// Pools may hold objects of the previous bubble, such as nats.go's timers. Two garbage collections empty the pools.
 	runtime.GC()
 	runtime.GC()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *cou
 	return w
 }
 
-// found makes the cell's first event: a list needs a revision.
+// found makes the cell's first event, because a list needs a revision.
 func (w *world) found() error {
 	log, _, err := w.operator()
 	if err == nil {
@@ -86,8 +86,8 @@ func (w *world) found() error {
 	return err
 }
 
-// warm makes, outside of all bubbles, what this process makes only once. Otherwise two bubbles would share it, which is
-// forbidden.
+// warm makes, outside of all bubbles, the objects that this process makes only once. Otherwise two bubbles would share
+// such an object, which is forbidden.
 func warm(t *testing.T) {
 	w := segment.NewWriter(segment.Keys)
 	for i := range 100 {
@@ -105,22 +105,22 @@ func warm(t *testing.T) {
 	}
 }
 
-// goOn: a failure ends only its world, not the test. The first failure of each property is reported.
+// goOn says that a failure ends only its world, not the test. The first failure of each property is then reported.
 var goOn = os.Getenv("SIMULATE_ALL") != ""
 
 // prepare makes the process ready for bubbles.
 func prepare(t *testing.T) {
 	ats.Register()
 	t.Cleanup(ats.Unregister)
-	before := runtime.GOMAXPROCS(1) // so that goroutines mostly take turns in one order
+	before := runtime.GOMAXPROCS(1) // so that goroutines mostly run in the same order
 	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
 	warm(t)
 	metrics.Read(states)
 	idle = states[2].Value.Uint64()
 }
 
-// Clients of a cell are told the truth, whatever stalls, fails, expires, is killed, cancelled, collected, purged or
-// fenced. Each seed has its own world.
+// TestSimulate: clients of a cell get only true answers, whatever stalls, fails or expires, and whatever is killed,
+// cancelled, collected, purged or fenced. Each seed has its own world.
 func TestSimulate(t *testing.T) {
 	prepare(t)
 	limit := 6 * time.Second
@@ -170,10 +170,11 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// The same seed mostly plays the same steps, so a failure can be replayed. But goroutines that run at once have no
-// order, and on a busy machine the runtime interrupts them: of 30 worlds of 200 steps, 22 played the same; under the
-// race detector with a load of 13, 16 did. If choices depended on anything but the seed, no world would. So two of at
-// most twenty must.
+// TestSameSeedSameSteps: the same seed mostly plays the same steps, so a failure can be replayed. But goroutines that
+// run at once have no order, and on a busy machine the runtime interrupts them. Of 30 worlds of 200 steps, 22 played
+// the same steps twice. Under the race detector, on a machine with a load of 13, only 16 worlds did. If choices
+// depended on anything but the seed, no world would repeat its steps. So at least two of at most twenty worlds must
+// repeat their steps.
 func TestSameSeedSameSteps(t *testing.T) {
 	prepare(t)
 	random := regexp.MustCompile(`cell[0-9]+|[A-Z2-7]{26}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9.]+.* pass`)

@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// tended lets one projector work, despite all that is damaged or lost for good. Then it checks that commits go on, and
-// that the bucket has the objects that the root and its checkpoints name.
+// tended lets one projector work, although some objects are permanently damaged or lost. Then it checks that the
+// projector still commits, and that the bucket has the objects that the root and its checkpoints name.
 func (w *world) tended() {
 	w.right()
 	alone := &process{world: w, name: "projector"}
@@ -39,7 +39,7 @@ func (w *world) tended() {
 	}
 	pause := time.Second
 	if w.ends() {
-		rounds, pause = 16, w.config.history/6 // one checkpoint in each round, and together more time than is kept
+		rounds, pause = 16, w.config.history/6 // one checkpoint in each round, and more time in all than history is kept
 	}
 	var last, applied eventlog.Revision
 	var failed error
@@ -85,7 +85,7 @@ func (w *world) tended() {
 	if err != nil {
 		w.violated("verify", "%v", err)
 	}
-	// nobody can tell which objects it names
+	// the objects that such an object names are unknown
 	pins := func(x *trouble) bool { return kindOf(x.key) == "ckpt" || kindOf(x.key) == "pages" }
 	if got.Orphans > 0 && len(keep(w.troubles(), pins)) == 0 {
 		w.violated("garbage is not collected"+w.because(failed), "%d objects that nothing names, with %v: %v", got.Orphans, w.saidTroubles(), failed)
@@ -106,11 +106,11 @@ func (w *world) beat(log *eventlog.Log) (eventlog.Revision, error) {
 	return log.Append(w.life, eventlog.Basis{Head: b.Head, Epoch: w.epoch}, fmt.Sprintf("tick-%d", w.tends), write)
 }
 
-// ends says whether the past is kept for less time than the world lasts.
+// ends says whether the cell keeps the past for less time than the world lasts.
 func (w *world) ends() bool { return w.config.history > 0 && w.config.history < 24*time.Hour }
 
-// kept checks that no archived event is much older than the cell keeps. The checkpoint just below the kept events must
-// be older, so that the state after it can be folded.
+// kept checks that no archived event is much older than the history that the cell keeps. The checkpoint just below the
+// kept events must be older, so that the states after the checkpoint can be folded.
 func (w *world) kept() {
 	if !w.ends() || len(w.leaps) > 0 || w.broken() {
 		return
@@ -133,7 +133,7 @@ func (w *world) kept() {
 	})
 }
 
-// because names the kind of object that a failure is about, or what else stopped the projector.
+// because names the kind of object that caused a failure, or the other cause that stopped the projector.
 func (w *world) because(failed error) string {
 	text := fmt.Sprint(failed)
 	for _, kind := range []string{"ckpt", "seg", "events", "pages", "idx"} {

@@ -23,27 +23,27 @@ type watching struct {
 	kind     string
 	selected string
 	version  string
-	// position: every change up to it was delivered.
+	// position: every change up to this revision was delivered.
 	position uint64
-	// beginning: the watch delivers the state first. The state is as of some revision at or above the position, which
-	// only a bookmark tells. Watches with 'marked' get that bookmark at the end of the state.
+	// beginning: the watch delivers the state first. The state has some revision at or above the position, and only a
+	// bookmark tells which. Watches with 'marked' get that bookmark at the end of the state.
 	beginning, marked bool
 	// beginnings are the possible beginnings that agree with all deliveries so far, nil before the first.
 	beginnings []beginning
 	cancel     context.CancelFunc
 	over       bool
 	begun      time.Duration
-	// model is the lost history that the watch's process knew; nil means the world's.
+	// model is the lost history that the watch's process knew; nil means the world's model.
 	model *model
 }
 
-// beginning is a state that a watch may have begun with: the objects still to be delivered, and the state's revision.
+// beginning is a state with which a watch may have begun: the objects still to be delivered, and the state's revision.
 type beginning struct {
 	left     []result
 	position uint64
 }
 
-// sighting is one delivery of a watch. The last one has a failure, or is closed.
+// sighting is one delivery of a watch. The last delivery has a failure, or is closed.
 type sighting struct {
 	kind string
 	result
@@ -114,7 +114,7 @@ func (w *world) note(x *watching, s sighting) {
 	w.noted = append(w.noted, note{x, s})
 }
 
-// judge compares one delivery of a watch with what the watch had to deliver next.
+// judge compares one delivery of a watch with the next delivery that the watch had to make.
 func (x *watching) judge(s sighting) {
 	w := x.process.world
 	if x.over {
@@ -127,7 +127,7 @@ func (x *watching) judge(s sighting) {
 		w.say("%v ends at %d", x, x.position)
 		return
 	case x.process.epoch < w.epoch && len(w.lost) > 0:
-		return // it may deliver a history that is lost
+		return // the watch may deliver a history that is lost
 	case s.failure != nil:
 		x.judgeFailure(s.failure)
 		return
@@ -183,7 +183,7 @@ func (x *watching) history() *model {
 	return x.process.world.model
 }
 
-// begin returns every state that the watch may begin with.
+// begin returns every state with which the watch may begin.
 func (x *watching) begin() (all []beginning) {
 	m := x.history()
 	prefix := "main/" + x.kind + "/"
@@ -198,8 +198,8 @@ func (x *watching) begin() (all []beginning) {
 	return all
 }
 
-// judgeState keeps the beginnings that agree with a delivery; one must be left. Once all of them are at the same
-// revision, and are delivered completely, the watch goes on as any other.
+// judgeState keeps the beginnings that agree with a delivery; at least one must be left. Once all remaining beginnings
+// have the same revision and are delivered completely, the watch continues like any other watch.
 func (x *watching) judgeState(s sighting) {
 	w := x.process.world
 	if x.beginnings == nil {
@@ -231,7 +231,7 @@ func (x *watching) judgeState(s sighting) {
 	x.beginning, x.position = false, kept[0].position
 }
 
-// goesOn returns the rest of a beginning after a delivery, and whether that delivery agrees with it.
+// goesOn returns the rest of a beginning after a delivery, and whether that delivery agrees with the beginning.
 func (x *watching) goesOn(b beginning, s sighting) (beginning, bool) {
 	if len(b.left) > 0 {
 		return beginning{b.left[1:], b.position}, s.kind == "ADDED" && s.result == b.left[0]

@@ -24,35 +24,35 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// fault is how a request to the bucket fails.
+// fault is a way in which a request to the bucket fails.
 type fault int
 
 const (
 	works fault = iota
 	fails
 	failsButPersists
-	gone // for one request, the bucket says that the object does not exist
+	gone // the bucket answers one request as if the object did not exist
 )
 
 var faultNames = map[fault]string{fails: "a request fails", failsButPersists: "a request fails but persists", gone: "an object is said to be gone"}
 
-// step waits for the schedule, which decides when it goes on.
+// step waits for the schedule, which decides when the step continues.
 type step struct {
 	from, what   string
 	born, number int
 	at           time.Time
 	until        int // the turn until which the step is slow
-	// locks: others may wait for a lock that this step's goroutine holds. For example, one watch reads for all that
-	// follow.
+	// locks: other goroutines may wait for a lock that this step's goroutine holds. For example, one watch reads for
+	// all watches that follow.
 	locks bool
-	// request: the schedule may make it fail.
+	// request: the step is a request, which the schedule may make fail.
 	request bool
 	// wire carries the step's message. Steps without a wire wait at the gate.
 	wire *wire
 	gate chan fault
 }
 
-// world is one cell and everybody who uses it, in one bubble.
+// world is one cell, with its processes and clients, in one bubble of testing/synctest.
 type world struct {
 	config  config
 	choices *choices
@@ -93,23 +93,23 @@ type world struct {
 	// acknowledged is the newest revision that any client got as the answer to a write.
 	acknowledged uint64
 	slept        time.Duration
-	// told has the times at which clients got those answers, ascending.
+	// told has the times at which clients got the answers to writes, ascending.
 	told []acknowledged
-	// store is the log's disk. copied is its last copy, which ends with copiedHead.
+	// store is the log's disk. copied is the disk's last copy, which ends with copiedHead.
 	store, copied string
 	copiedHead    uint64
 	copies        int
-	// fork is set from when the log went back until a fence. lost has the histories that older processes may still
-	// answer from.
+	// fork is set from the time when the log went back until a fence. lost has the histories from which older processes
+	// may still answer.
 	fork *fork
 	lost []*model
-	// begun says that the log was begun anew by 'logplane init'.
+	// begun says that 'logplane init' began a new log.
 	begun           bool
 	folders         []string
 	restores, tends int
 	forgets, haunts int
 	troubled        int  // the last turn in which an object other than the root was in trouble
-	half            bool // some event of an append was void while others, by themselves, were valid
+	half            bool // an event of an append was void while other events of the append, by themselves, were valid
 	trims           map[string]int
 	swaps           atomic.Int64 // the number of new roots
 
@@ -154,7 +154,8 @@ func (c *counts) String() string {
 		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load(), c.expired.Load(), c.aged.Load(), c.behind.Load(), c.states.Load(), c.past.Load(), c.restores.Load(), c.forgotten.Load(), c.halves.Load())
 }
 
-// choices is the only sequence that decides anything. A choice of 0, or one past the end, lets the oldest step go on.
+// choices is the only sequence that determines the schedule. A choice of 0, or a choice past the end, lets the oldest
+// step continue.
 type choices struct {
 	values []uint32
 	next   int
@@ -182,7 +183,7 @@ func draw(seed uint64, n int) []uint32 {
 	return values
 }
 
-// tick returns the turn and the next number, by which everything that waits is ordered.
+// tick returns the turn and the next number, which order all waiting steps.
 func (w *world) tick() (born, number int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -209,7 +210,7 @@ func (w *world) wait(ctx context.Context, s *step) (fault, error) {
 	}
 }
 
-// pending returns all steps that the schedule may let go, the oldest first.
+// pending returns all steps that the schedule may release, the oldest first.
 func (w *world) pending() []*step {
 	return slices.DeleteFunc(w.held(), func(s *step) bool { return !w.calm && (w.stalled[s.from] > w.turn || s.until > w.turn) })
 }
@@ -235,7 +236,7 @@ func (w *world) held() []*step {
 	return steps
 }
 
-// release lets a step go on; for a wire, n messages.
+// release lets a step continue; if the step has a wire, release sends n messages.
 func (w *world) release(s *step, n int, f fault) {
 	if s.wire != nil {
 		s.wire.link.mu.Lock()
@@ -254,8 +255,8 @@ var states = []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}, {
 // idle is how many goroutines are in system calls when nothing happens, such as the one that waits for signals.
 var idle uint64
 
-// settle returns when every goroutine waits. synctest.Wait would not do: it never takes a goroutine that waits for a
-// lock as settled. Watches wait for each other in that way, while one of them waits for the schedule.
+// settle returns when every goroutine waits. synctest.Wait does not suffice: it never regards a goroutine that waits
+// for a lock as settled. Watches wait for each other with a lock, while one of them waits for the schedule.
 func (w *world) settle() {
 	began := now()
 	for quiet := 0; quiet < 2; {
@@ -353,7 +354,7 @@ func (w *world) observe(from uint64) error {
 	return err
 }
 
-// learn takes in the events that were appended, and the answers that clients got, since the last time.
+// learn adds to the model the events that were appended, and the answers that clients got, since its last call.
 func (w *world) learn() {
 	w.mu.Lock()
 	events, finished, noted, problems := w.events, w.finished, w.noted, w.problems
@@ -402,7 +403,8 @@ func (w *world) learn() {
 	}
 }
 
-// await returns the events of the log that the observer has not got yet. A client may have been told of them already.
+// await returns the events of the log that the observer has not got yet. A client may have learned of these events
+// already.
 func (w *world) await() (events []*nats.Msg) {
 	_, last := w.extent()
 	for began := now(); ; runtime.Gosched() {
@@ -439,7 +441,7 @@ func (w *world) extent() (first, last uint64) {
 	return log.State.First, log.State.Last
 }
 
-// fence follows the operator's procedure. All writers have stopped meanwhile: no message of theirs reaches the log.
+// fence follows the operator's procedure. All writers have stopped meanwhile: no message of a writer reaches the log.
 func (w *world) fence() {
 	w.say("the operator fences the cell")
 	_, p, err := w.operator()
@@ -485,7 +487,7 @@ func (w *world) projection(log *eventlog.Log, b bucket.Bucket) projection.Config
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, HistoryRules: c.rules, Checkpoints: c.checkpoints, Grace: c.grace}
 }
 
-// aged checks that floor and purge point are as old, in log time, as they must be. A fence raises both.
+// aged checks that floor and purge point have at least the required age in log time. A fence raises both.
 func (w *world) aged() {
 	floor := w.floor()
 	if w.config.cadence == 0 {

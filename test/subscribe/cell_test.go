@@ -28,11 +28,10 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/apiserver/access"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/subscribe"
 	"github.com/logplane/logplane/watcher"
 )
@@ -55,7 +54,7 @@ type cell struct {
 	server
 }
 
-// server is a watcher that serves everything, and a client that may do everything.
+// server is a watcher that serves all requests, and a client that may do everything.
 type server struct {
 	projection *projection.Projection
 	rest       *rest.Config
@@ -80,12 +79,8 @@ func newCell(t testing.TB) *cell {
 // serve starts a new process, which has nothing in memory from earlier ones.
 func (c *cell) serve() {
 	c.t.Helper()
-	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
-	require.NoError(c.t, err)
-	w, err := watcher.New(watcher.Config{Config: apiserver.Config{
-		Cell:          kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))},
-		Authorization: access.Authorization{Mode: "RBAC"},
-	}})
+	cell := kubestoretest.Cell(c.t, projection.Config{Log: c.log, Bucket: c.bucket})
+	w, err := watcher.New(watcher.Config{Config: apiserver.Config{Cell: cell, Authorization: access.Authorization{Mode: "RBAC"}}})
 	require.NoError(c.t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -93,7 +88,7 @@ func (c *cell) serve() {
 	counted := &requests{}
 	listener := httptest.NewServer(counted.count(w))
 	config := &rest.Config{Host: listener.URL, QPS: -1}
-	c.server = server{projection: p, rest: config, client: kubernetes.NewForConfigOrDie(config), requests: counted}
+	c.server = server{projection: cell.Projection, rest: config, client: kubernetes.NewForConfigOrDie(config), requests: counted}
 	c.stop = sync.OnceFunc(func() {
 		listener.CloseClientConnections()
 		stop()
@@ -145,7 +140,7 @@ func (c *cell) unwatched() {
 	})
 }
 
-// put writes a ConfigMap, and returns what a subscriber must be told about it.
+// put writes a ConfigMap, and returns the line that a subscriber must get for that write.
 func (c *cell) put(namespace, name, value string) string {
 	c.t.Helper()
 	ctx, maps := context.Background(), c.client.CoreV1().ConfigMaps(namespace)
@@ -161,7 +156,7 @@ func (c *cell) put(namespace, name, value string) string {
 	return told(watch.Added, namespace, name, o.ResourceVersion)
 }
 
-// remove deletes a ConfigMap. No other client writes, so the head is the deletion.
+// remove deletes a ConfigMap. No other client writes, so the head is the deletion's revision.
 func (c *cell) remove(namespace, name string) string {
 	c.t.Helper()
 	require.NoError(c.t, c.client.CoreV1().ConfigMaps(namespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
@@ -179,8 +174,8 @@ func told(t watch.EventType, namespace, name, revision string) string {
 	return fmt.Sprintf("%s %s/%s %s", t, namespace, name, revision)
 }
 
-// announce turns republishing on or off. Events that are stored while it is off are never announced, as if the server
-// had died in between.
+// announce turns republishing on or off. Events that are stored while republishing is off are never announced, as if
+// the server had died after it stored them.
 func (c *cell) announce(on bool) {
 	c.t.Helper()
 	js, err := jetstream.New(c.conn)
@@ -196,7 +191,7 @@ func (c *cell) announce(on bool) {
 	require.NoError(c.t, err)
 }
 
-// subscriber is a running subscriber, and the events that it was told.
+// subscriber is a running subscriber, and the events that its handler got.
 type subscriber struct {
 	t      testing.TB
 	events chan subscribe.Event
@@ -204,7 +199,8 @@ type subscriber struct {
 	stop   func() error
 }
 
-// subscribe runs a subscriber to the ConfigMaps of 'ours' until the test ends or its stop is called.
+// subscribe runs a subscriber to the ConfigMaps of the namespace 'ours' until the test ends or the subscriber's stop is
+// called.
 func (c *cell) subscribe(change ...func(*subscribe.Config)) *subscriber {
 	c.t.Helper()
 	config := subscribe.Config{Conn: c.conn, REST: c.rest, Resource: configMaps, Namespace: "ours", Linger: 3 * time.Second}
@@ -244,7 +240,7 @@ func (s *subscriber) next() subscribe.Event {
 	return e
 }
 
-// expect requires the next events, and returns the From of the last.
+// expect requires the next events, and returns the From of the last event.
 func (s *subscriber) expect(lines ...string) (from string) {
 	s.t.Helper()
 	for _, line := range lines {

@@ -37,8 +37,8 @@ func (c *cell) defineWidgets() {
 		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`)
 }
 
-// Resources on the list arrive with their bodies, as protobuf or CBOR, which are decoded to the same object as the
-// API's answer.
+// TestDecode: objects of resources on the list arrive with their bodies, as protobuf or CBOR. A body is decoded to the
+// same object as the API's answer.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -83,7 +83,7 @@ func TestDecode(t *testing.T) {
 	require.Equal(t, int64(3), size)
 }
 
-// Headers alone name the object, and Fetch gets its present state.
+// TestFetch: headers alone name the object, and Fetch gets the object's present state.
 func TestFetch(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The module graph of a subscriber has NATS's client and client-go, but nothing of Logplane or of Kubernetes's servers.
+// TestModuleGraph: the module graph of a subscriber has NATS's client and client-go, but nothing of Logplane or of
+// Kubernetes's servers.
 func TestModuleGraph(t *testing.T) {
 	sums, err := os.ReadFile("../../subscribe/go.sum")
 	require.NoError(t, err)

@@ -12,7 +12,8 @@ import (
 	"github.com/logplane/logplane/subscribe"
 )
 
-// The log escapes names, and the module decodes them with code of its own: both follow docs/format.md.
+// TestNamesComeBack: the log escapes names, and the module decodes names with code of its own. Both follow
+// docs/format.md.
 func TestNamesComeBack(t *testing.T) {
 	t.Parallel()
 	conn := eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir()))

@@ -28,8 +28,8 @@ import (
 const startTimeout = 60 * time.Second
 
 // TestSubscriberPermissions runs a cell on a server that is configured with the output of 'logplane permissions', as
-// the document says. The subscriber receives the events of its namespace, with bodies for resources on the list. It
-// resumes by itself, and can do nothing else.
+// the document says. The subscriber receives the events of its namespace, with bodies for resources on the list. The
+// subscriber resumes without help, and can do nothing else.
 func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("many processes")
@@ -77,7 +77,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 			if len(seen) == 2 {
 				return errSeen
 			}
-			go func() { // it is announced, since it is written after the state was read
+			go func() { // the object is announced, because it is written after the state was read
 				_, _ = client.CoreV1().ConfigMaps("ours").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, metav1.CreateOptions{})
 			}()
 			return nil
@@ -133,7 +133,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 	})
 }
 
-// runPermitted does what docs/subscribers.md says, and returns the printed file and the server.
+// runPermitted carries out the steps of docs/subscribers.md, and returns the printed file and the server.
 func runPermitted(t *testing.T) (authorization string, s *natsserver.Server) {
 	t.Helper()
 	blocks, folder := product.Snippets(t, "docs/subscribers.md"), t.TempDir()

@@ -26,8 +26,8 @@ func from(from string) func(*subscribe.Config) {
 	return func(c *subscribe.Config) { c.From, c.Check = from, time.Hour }
 }
 
-// Without a revision, the state comes first, and then the changes. After that the subscriber only waits for
-// announcements: no watch is open, and the next announcement wakes it.
+// TestRunWaitsWithoutAWatch: without a revision, the state comes first, and then the changes. After the changes the
+// subscriber only waits for announcements: no watch is open, and the next announcement wakes it.
 func TestRunWaitsWithoutAWatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -48,7 +48,7 @@ func TestRunWaitsWithoutAWatch(t *testing.T) {
 	require.ErrorIs(t, s.stop(), context.Canceled)
 }
 
-// A run from an event's From goes on right after that event.
+// TestRunResumes: a run from an event's From continues right after that event.
 func TestRunResumes(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -68,7 +68,7 @@ func TestRunResumes(t *testing.T) {
 		lines = append(lines, c.put("ours", fmt.Sprint("n", i), ""))
 	}
 	s = c.subscribe(from(first.From), func(c *subscribe.Config) { c.Bookmarks = true })
-	for range 2 { // the changes that the first subscriber was not told
+	for range 2 { // the changes that the first subscriber did not get
 		s.next()
 	}
 	s.expect(lines...)
@@ -78,9 +78,9 @@ func TestRunResumes(t *testing.T) {
 	require.Equal(t, e.Revision, e.From)
 }
 
-// Whatever happens to announcements, every change comes once, in order. This holds for a subscriber whose connection
-// breaks, even if it never checks by itself. It also holds if changes are never announced, for a subscriber that checks
-// now and then.
+// TestRunIsExact: whatever happens to announcements, every change comes once, in order. This holds for a subscriber
+// whose connection breaks, even if the subscriber never checks the API by itself. If changes are never announced, the
+// same holds for a subscriber that checks from time to time.
 func TestRunIsExact(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it breaks connections for seconds")
@@ -144,7 +144,7 @@ func exact(t *testing.T, check time.Duration, trouble func(c *cell, link *eventl
 	}
 }
 
-// While NATS cannot be reached, the subscriber opens one watch after another.
+// TestRunWithoutNATS: while NATS cannot be reached, the subscriber opens one watch after another.
 func TestRunWithoutNATS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -167,7 +167,7 @@ func TestRunWithoutNATS(t *testing.T) {
 	require.ErrorIs(t, s.fails(), nats.ErrConnectionClosed)
 }
 
-// If a subscriber has no right to watch or to subscribe, its run ends and says so.
+// TestRunNeedsRights: if a subscriber has no right to watch or to subscribe, its run ends with the error Forbidden.
 func TestRunNeedsRights(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -193,7 +193,7 @@ func TestRunNeedsRights(t *testing.T) {
 	require.True(t, apierrors.IsForbidden(c.subscribe(from(c.head()), asReader, theirs).fails()))
 }
 
-// Run refuses a resource or a position that it cannot subscribe to, and says why.
+// TestRunRefuses: Run refuses a resource or a position to which it cannot subscribe, and says why.
 func TestRunRefuses(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -203,7 +203,7 @@ func TestRunRefuses(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(c.subscribe(func(c *subscribe.Config) { c.Resource.Resource = "widgets" }).fails()))
 }
 
-// An error of the handler ends the run, and its event comes again in the next run.
+// TestHandlerFails: an error of the handler ends the run, and the handler's event comes again in the next run.
 func TestHandlerFails(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -215,7 +215,8 @@ func TestHandlerFails(t *testing.T) {
 	c.subscribe(from(start)).expect(line)
 }
 
-// The scopes of a run: a resource without namespaces, all namespaces, selectors, and metadata only.
+// TestRunScopes: a run may have one of these scopes: a resource without namespaces, all namespaces, selectors, or
+// metadata only.
 func TestRunScopes(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
@@ -237,10 +238,10 @@ func TestRunScopes(t *testing.T) {
 	namespaces.expect(told(watch.Modified, "", "ours", o.ResourceVersion))
 }
 
-// TestSubscriberAfterAnHour: a subscriber that was away for an hour gets all changes, once and in order, although most
-// of them have long left the log. A subscriber that was away for longer than the retention is told that its position
-// has expired. Time is simulated: a write stands for ten seconds. Every minute, events that are older than the log's
-// retention of ten minutes leave the log, and versions that are older than the cell's retention of an hour are
+// TestSubscriberAfterAnHour: a subscriber that was away for an hour gets all changes, once and in order, although the
+// log no longer has most of these changes. A subscriber that was away for longer than the retention learns that its
+// position has expired. Time is simulated: a write stands for ten seconds. Every minute, events that are older than the
+// log's retention of ten minutes leave the log, and versions that are older than the cell's retention of an hour are
 // forgotten.
 func TestSubscriberAfterAnHour(t *testing.T) {
 	if testing.Short() {
@@ -279,7 +280,7 @@ func TestSubscriberAfterAnHour(t *testing.T) {
 	require.ErrorIs(t, c.subscribe(from(left)).fails(), subscribe.ErrExpired)
 }
 
-// before returns the last revision of so many minutes ago, 0 if there is none.
+// before returns the last revision of the given number of minutes ago, 0 if there is no such revision.
 func before(ends []projection.Revision, minutes int) projection.Revision {
 	if len(ends) <= minutes {
 		return 0

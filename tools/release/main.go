@@ -1,5 +1,5 @@
-// Command release makes the files in a release's images and archives beside the programs: certificate authorities, and
-// the list of what a binary was built from. It uses only files of this machine, and writes the same bytes each time.
+// Command release makes those files of a release that are not programs: certificate authorities, the list of the
+// modules in a binary, and the notes. It uses only files of this machine, and writes the same bytes each time.
 package main
 
 import (
@@ -13,6 +13,8 @@ import (
 const usage = `usage:
   release roots FILE         write the certificate authorities that Mozilla trusts, as PEM
   release sbom BINARY FILE   write what a Go binary was built from, as SPDX 2.3
+  release notes CHANGELOG VERSION FILE
+                             write the changelog's section of a version
 `
 
 func main() {
@@ -27,7 +29,9 @@ func run(args []string) error {
 	case len(args) == 2 && args[0] == "roots":
 		return writeFile(args[1], writeRoots)
 	case len(args) == 3 && args[0] == "sbom":
-		return writeFile(args[2], sbomOf(args[1]).write)
+		return writeFile(args[2], func(w io.Writer) error { return writeSBOM(w, args[1]) })
+	case len(args) == 4 && args[0] == "notes":
+		return writeFile(args[3], func(w io.Writer) error { return writeNotes(w, args[1], args[2]) })
 	}
 	return fmt.Errorf("'%s' means nothing\n%s", args, usage)
 }

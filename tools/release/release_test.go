@@ -2,12 +2,9 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"crypto/x509"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -46,59 +43,53 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// TestSignatures: a maintainer's signature is verified as docs/security.md says; anything else is refused.
-func TestSignatures(t *testing.T) {
-	dist, keys := t.TempDir(), t.TempDir()
-	run := func(stdin, name string, args ...string) error {
-		c := exec.Command(name, args...)
-		c.Stdin, c.Dir = strings.NewReader(stdin), "../.."
-		out, err := c.CombinedOutput()
-		t.Logf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-		return err
-	}
-	write := func(path, text string) {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	signers := filepath.Join(keys, "signers")
-	for _, name := range []string{"ours", "theirs"} {
-		if err := run("", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(keys, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	public, err := os.ReadFile(filepath.Join(keys, "ours.pub"))
-	if err != nil {
+// TestNotes: the notes of a release are its section of the changelog. A version that is not there, or not dated, has no
+// notes, and no file is left.
+func TestNotes(t *testing.T) {
+	folder := t.TempDir()
+	changelog, file := filepath.Join(folder, "CHANGELOG.md"), filepath.Join(folder, "notes")
+	text := "# Changelog\n\nAbout.\n\n## v0.3.0 (not released yet)\n\nlater\n\n## v0.2.0 (2027-01-02)\n\nnew\n\n### Watches\n\n- more\n\n## v0.2.0-rc.1\n\nold\n"
+	if err := os.WriteFile(changelog, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	write(signers, `release namespaces="logplane-release" `+string(public))
-	archive := filepath.Join(dist, "logplane-linux-amd64.tar.gz")
-	write(archive, "a program")
-	sums := fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte("a program")), filepath.Base(archive))
-	write(filepath.Join(dist, "SHA256SUMS"), sums)
-	sign := func(key string) {
-		t.Helper()
-		if err := run("", "make", "--no-print-directory", "release-sign", "DIST="+dist, "KEY="+filepath.Join(keys, key)); err != nil {
-			t.Fatal(err)
+	for version, why := range map[string]string{"v0.3.0": "is not released yet: write the date", "v0.2": "has no section '## v0.2'", "Changelog": "has no section"} {
+		err := run([]string{"notes", changelog, version, file})
+		if err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v", version, err)
+		}
+		if _, err := os.Stat(file); err == nil {
+			t.Errorf("%s: a file was written", version)
 		}
 	}
-	verify := func() error {
-		return run("", "make", "--no-print-directory", "release-verify", "DIST="+dist, "SIGNERS="+signers)
+	for version, want := range map[string]string{"v0.2.0": "new\n\n### Watches\n\n- more\n", "v0.2.0-rc.1": "old\n"} {
+		if err := run([]string{"notes", changelog, version, file}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", version, got, err)
+		}
 	}
-	sign("theirs")
+}
+
+// TestSignatures: a maintainer's signature is verified as docs/security.md says; anything else is refused.
+func TestSignatures(t *testing.T) {
+	r := newRelease(t)
+	verify := func() error { return r.make("release-verify", "SIGNERS="+r.signers) }
+	r.sign("theirs")
 	if verify() == nil {
 		t.Error("somebody else may sign")
 	}
-	sign("ours")
+	r.sign("ours")
 	if err := verify(); err != nil {
 		t.Error(err)
 	}
-	write(archive, "another program")
+	r.pack("another program")
 	if verify() == nil {
 		t.Error("another program is verified")
 	}
-	write(archive, "a program")
-	write(filepath.Join(dist, "SHA256SUMS"), sums+sums)
+	r.pack(program)
+	sums := r.read(r.sums)
+	r.write(r.sums, append(sums, sums...))
 	if verify() == nil {
 		t.Error("another list of sums is verified")
 	}

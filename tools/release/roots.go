@@ -7,8 +7,9 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// writeRoots writes the certificate authorities. It leaves out those that are trusted under a condition, such as for
-// certificates from before a date, because a file of certificates cannot express that.
+// writeRoots writes the certificate authorities. It leaves out authorities that are trusted only under a condition,
+// such as a latest date of the certificates that they signed, because a file of certificates cannot express a
+// condition.
 func writeRoots(w io.Writer) error {
 	for root := range bundle.Roots() {
 		if root.Constraint != nil {

@@ -16,11 +16,9 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// sbomOf is the path of a binary, whose build info names each module in it.
-type sbomOf string
-
-func (binary sbomOf) write(w io.Writer) error {
-	f, err := os.Open(string(binary))
+// writeSBOM writes the modules of a binary, which its build info names.
+func writeSBOM(w io.Writer, binary string) error {
+	f, err := os.Open(binary)
 	if err != nil {
 		return err
 	}
@@ -30,7 +28,7 @@ func (binary sbomOf) write(w io.Writer) error {
 		return fmt.Errorf("read how '%s' was built: %w", binary, err)
 	}
 	document := describe(build)
-	document.DocumentName = filepath.Base(string(binary))
+	document.DocumentName = filepath.Base(binary)
 	return spdxjson.Write(document, w, spdxjson.Indent("  "))
 }
 
@@ -80,7 +78,8 @@ func packageOf(id common.ElementID, module debug.Module) *spdx.Package {
 			Category: "PACKAGE-MANAGER", RefType: "purl", Locator: "pkg:golang/" + module.Path + "@" + module.Version,
 		}},
 	}
-	// The hash of go.sum covers a module's files, by name. SPDX has no field for such a hash, so it is in a comment.
+	// The hash in go.sum covers the names and contents of a module's files. SPDX has no field for such a hash, so it is
+	// in a comment.
 	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(module.Sum, "h1:")); err == nil && len(sum) > 0 {
 		p.PackageComment = "go.sum h1, a SHA-256 over the module's files: " + hex.EncodeToString(sum)
 	}

@@ -1,9 +1,8 @@
 // Package doorbell calls functions when there is work for them, so that they need not poll.
 //
-// A watcher reads the log in any case. It tells the Bell of each change, and the Bell rings at each of its URLs: once,
-// and then not again for a while. If more changes come meanwhile, it rings once more at the end of that time. So a ring
-// follows every change, and a cell in which nothing changes gets no rings. A ring only means 'look': it may be lost,
-// and there may be several.
+// A watcher tells the Bell of each change, and the Bell rings at each of its URLs: once, and then not again for a fixed
+// time. If more changes come in that time, the Bell rings once more at the end of that time, so a ring follows every
+// change. A ring only means that there may be work: a ring may be lost, and there may be several.
 package doorbell
 
 import (
@@ -42,7 +41,7 @@ const (
 type Bell struct {
 	every  time.Duration
 	client *http.Client
-	keys   aws.CredentialsProvider // nil if no URL needs them
+	keys   aws.CredentialsProvider // nil if no URL needs keys
 	doors  []*door
 }
 

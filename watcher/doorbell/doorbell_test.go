@@ -62,7 +62,7 @@ type transport func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestUnheard: a ring that fails is tried again a few times. The next change rings again.
+// TestUnheard: a ring that fails is tried again a few times. After the last try, the next change rings again.
 func TestUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -83,8 +83,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestStays: a ring that is redirected counts as not heard, and sends nothing to the other host. Its errors do not
-// contain the key in the URL.
+// TestStays: a ring that is redirected counts as not heard, and sends nothing to the other host. The errors of the ring
+// do not contain the key in the URL.
 func TestStays(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another host was called") }))
 	defer other.Close()
@@ -103,7 +103,8 @@ func TestStays(t *testing.T) {
 	require.ErrorContains(t, err, "https://")
 }
 
-// TestSigned: AWS gets what its services expect, signed with the keys of the environment. Other hosts get no signature.
+// TestSigned: AWS gets the requests that its services expect, signed with the keys of the environment. Other hosts get
+// no signature.
 func TestSigned(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "the-key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "the-secret")

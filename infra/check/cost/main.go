@@ -1,4 +1,4 @@
-// Command cost prints the monthly costs of a cell on AWS, as in the table of infra/README.md. Its input is the prices;
+// Command cost prints the monthly costs of cells on AWS, as in the table of infra/README.md. Its input is the prices;
 // the formulas are those of docs/run/cost.md.
 package main
 
@@ -64,9 +64,11 @@ type Prices struct {
 	QueueRequestsMillion  float64 `json:"queueRequestsMillion"`
 	SchedulesMillion      float64 `json:"schedulesMillion"`
 	BetweenZonesGB        float64 `json:"betweenZonesGB"`
+	AddressHour           float64 `json:"addressHour"`
+	InternetGB            float64 `json:"internetGB"`
 }
 
-// readPrices reads the prices. It refuses input that lacks a price, or has one that is not used.
+// readPrices reads the prices. It refuses input that lacks a price, or has a price that is not used.
 func readPrices(r io.Reader) (Prices, error) {
 	var p Prices
 	decoder := json.NewDecoder(r)
@@ -90,16 +92,30 @@ const (
 	gigabyte = 1e9
 )
 
-// The size of a cell, as infra/aws makes it by default.
+// Layout is a way to deploy a cell.
+type Layout struct {
+	Name      string
+	Functions bool // 'api' and jobs are functions behind CloudFront. Otherwise one process with a public address does all
+	Servers   float64
+	Watchers  float64
+	DiskGB    float64 // of a server of the log, besides 8 GB for its system
+	Endpoints float64 // of AWS services, in a zone
+}
+
+// Layouts are the layouts of infra/README.md, as infra/aws-small and infra/aws make them.
+var Layouts = []Layout{
+	{Name: "one machine", Servers: 1, DiskGB: 10},
+	{Name: "functions, one log server", Functions: true, Servers: 1, Watchers: 1, DiskGB: 20, Endpoints: 3},
+	{Name: "functions, three zones", Functions: true, Servers: 3, Watchers: 2, DiskGB: 20, Endpoints: 3},
+}
+
 const (
-	logMachines, watchers = 3, 2
-	logDisks              = 3 * 20.0   // GB
-	systemDisks           = 3*8 + 2*10 // GB
-	endpoints             = 6
-	functionGB            = 1.0
+	functionGB      = 1.0
+	serverSystemGB  = 8.0
+	watcherSystemGB = 10.0
 )
 
-// Load describes what clients do.
+// Load describes the requests of clients.
 type Load struct {
 	Requests   float64 // per month
 	Writes     float64 // share of the requests
@@ -112,19 +128,20 @@ type Load struct {
 	Readers    float64 // processes that read the log: warm functions, and the watchers
 }
 
-// usual returns a usual load with a number of requests and of readers. The seconds come from test/serverless, and leave
-// some room.
-func usual(requests, readers float64) Load {
-	return Load{
-		Requests: requests, Writes: 0.1, Object: 1600, Objects: 10_000, Answer: 4000,
-		Billed: 0.008, ColdStarts: 0.002, Cold: 0.5, Readers: readers,
+// load returns a usual load with this number of requests and of warm functions. The seconds of functions are those that
+// test/serverless measures, plus a margin.
+func (l Layout) load(requests, functions float64) Load {
+	load := Load{Requests: requests, Writes: 0.1, Object: 1600, Objects: 10_000, Answer: 4000}
+	if l.Functions && requests > 0 {
+		load.Billed, load.ColdStarts, load.Cold, load.Readers = 0.008, 0.002, 0.5, functions+l.Watchers
 	}
+	return load
 }
 
 // Bucket has the numbers of requests to the bucket per second.
 type Bucket struct{ Puts, Gets float64 }
 
-// bucketOf computes 'Cost' of docs/run/cost.md, with the same letters.
+// bucketOf computes the formulas of 'Cost' in docs/run/cost.md, and uses the same letters.
 func bucketOf(l Load) Bucket {
 	const (
 		spill         = 256 << 10
@@ -149,67 +166,104 @@ func bucketOf(l Load) Bucket {
 // Line is one part of the bill.
 type Line struct {
 	Part   string
-	Dollar func(Prices, Load) float64
+	Dollar func(Prices, Layout, Load) float64
+}
+
+// ofFunctions is a part that only layouts with functions have.
+func ofFunctions(dollar func(Prices, Layout, Load) float64) func(Prices, Layout, Load) float64 {
+	return func(p Prices, y Layout, l Load) float64 {
+		if !y.Functions {
+			return 0
+		}
+		return dollar(p, y, l)
+	}
 }
 
 // Lines are all parts of the bill.
 var Lines = []Line{
-	{"log: three machines and their disks", func(p Prices, l Load) float64 {
-		writes := l.Requests * l.Writes
-		return logMachines*hours*p.MachineHour + (logDisks+3*8)*p.DiskGBMonth + writes*l.Object*(2+l.Readers)/gigabyte*p.BetweenZonesGB
+	{"machines", func(p Prices, y Layout, _ Load) float64 { return (y.Servers + y.Watchers) * hours * p.MachineHour }},
+	{"disks", func(p Prices, y Layout, _ Load) float64 {
+		return (y.Servers*(y.DiskGB+serverSystemGB) + y.Watchers*watcherSystemGB) * p.DiskGBMonth
 	}},
-	{"watchers: two machines and a load balancer", func(p Prices, l Load) float64 {
-		return watchers*hours*p.MachineHour + (systemDisks-3*8)*p.DiskGBMonth + hours*(p.BalancerHour+p.BalancerUnitHour)
+	{"load balancer, or public address", func(p Prices, y Layout, _ Load) float64 {
+		if !y.Functions {
+			return hours * p.AddressHour
+		}
+		return hours * (p.BalancerHour + p.BalancerUnitHour)
 	}},
-	{"endpoints of AWS services", func(p Prices, _ Load) float64 { return endpoints * hours * p.EndpointHour }},
-	{"function `api`", func(p Prices, l Load) float64 {
+	{"endpoints of AWS services", func(p Prices, y Layout, _ Load) float64 { return y.Endpoints * y.Servers * hours * p.EndpointHour }},
+	{"function `api`", ofFunctions(func(p Prices, _ Layout, l Load) float64 {
 		seconds := l.Requests * (l.Billed + l.ColdStarts*l.Cold)
 		return l.Requests/million*p.FunctionCallsMillion + seconds*functionGB*p.FunctionGBSecond
-	}},
-	{"jobs: schedules, the doorbell, calls", func(p Prices, l Load) float64 {
+	})},
+	{"jobs: schedules, the doorbell, calls", ofFunctions(func(p Prices, y Layout, l Load) float64 {
 		calls := month/60.0 + month/300.0 + month/3600.0
-		rings := min(l.Requests*l.Writes, watchers*month/15.0)
+		rings := min(l.Requests*l.Writes, y.Watchers*month/15.0)
 		// five pollers, each of which waits 20 s; a message is sent, received and deleted
 		polls := 5*month/20.0 + 3*rings
 		return calls/million*(p.FunctionCallsMillion+p.SchedulesMillion) + rings/million*p.FunctionCallsMillion +
 			(calls+rings)*0.2*functionGB*p.FunctionGBSecond + polls/million*p.QueueRequestsMillion
-	}},
-	{"bucket: requests", func(p Prices, l Load) float64 {
+	})},
+	{"bucket: requests", func(p Prices, _ Layout, l Load) float64 {
 		b := bucketOf(l)
 		return month / million * (b.Puts*p.ObjectPutsMillion + b.Gets*p.ObjectGetsMillion)
 	}},
-	{"bucket: what it holds, and a day of old roots", func(p Prices, l Load) float64 {
+	{"bucket: what it holds, and a day of old roots", func(p Prices, _ Layout, l Load) float64 {
 		commits := min(1, l.Requests*l.Writes/month)
 		return (2*l.Objects*l.Object/6 + commits*86_400*150_000) / gigabyte * p.ObjectGBMonth
 	}},
-	{"CloudFront: requests and traffic", func(p Prices, l Load) float64 {
-		return l.Requests/million*(p.FrontRequestsMillion+p.FrontFunctionsMillion) + l.Requests*l.Answer/gigabyte*p.FrontGB
+	{"traffic: of clients, CloudFront, between zones", func(p Prices, y Layout, l Load) float64 {
+		if !y.Functions {
+			return l.Requests * l.Answer / gigabyte * p.InternetGB
+		}
+		between := l.Requests * l.Writes * l.Object * (y.Servers - 1 + l.Readers)
+		return l.Requests/million*(p.FrontRequestsMillion+p.FrontFunctionsMillion) + l.Requests*l.Answer/gigabyte*p.FrontGB + between/gigabyte*p.BetweenZonesGB
 	}},
-	{"logs, metrics and alarms", func(p Prices, l Load) float64 {
-		return l.Requests*300/gigabyte*p.LogGB + 4*p.MetricMonth + 10*p.AlarmMonth
+	// Four metrics are of projectors, two of each server and of all, six of each function that runs.
+	{"logs, metrics and alarms", ofFunctions(func(p Prices, y Layout, l Load) float64 {
+		metrics, alarms := 4+2*(y.Servers+1)+3*6, 7+4+2*y.Servers
+		if l.Requests > 0 {
+			metrics += 6
+		}
+		return l.Requests*300/gigabyte*p.LogGB + metrics*p.MetricMonth + alarms*p.AlarmMonth
+	})},
+	{"key, secret and zone", func(p Prices, y Layout, _ Load) float64 {
+		if !y.Functions {
+			return p.KeyMonth + p.ZoneMonth
+		}
+		return p.KeyMonth + p.SecretMonth + 2*p.ZoneMonth
 	}},
-	{"key, secret and zone", func(p Prices, _ Load) float64 { return p.KeyMonth + p.SecretMonth + p.ZoneMonth }},
+}
+
+// Total is the cost of a layout under a load.
+func Total(p Prices, y Layout, l Load) (dollar float64) {
+	for _, line := range Lines {
+		dollar += line.Dollar(p, y, l)
+	}
+	return dollar
 }
 
 // Table returns the table of infra/README.md.
 func Table(p Prices) string {
-	loads := []Load{{Objects: 10_000, Object: 1600}, usual(1e6, 3), usual(100e6, 6)}
 	var out strings.Builder
-	fmt.Fprintf(&out, "| $ a month, %s, prices of %s | idle | 1 M requests | 100 M requests |\n|---|--:|--:|--:|\n", p.Region, p.Date)
-	total := make([]float64, len(loads))
-	for _, line := range Lines {
-		fmt.Fprintf(&out, "| %s |", line.Part)
-		for i, l := range loads {
-			dollar := line.Dollar(p, l)
-			total[i] += dollar
-			fmt.Fprintf(&out, " %.2f |", dollar)
+	cells := func(format string, dollar func(Layout, Load) float64) {
+		for _, y := range Layouts {
+			for _, l := range []Load{y.load(0, 0), y.load(1e6, 1), y.load(100e6, 4)} {
+				fmt.Fprintf(&out, format, dollar(y, l))
+			}
 		}
 		out.WriteString("\n")
 	}
-	out.WriteString("| **together** |")
-	for _, dollar := range total {
-		fmt.Fprintf(&out, " **%.0f** |", dollar)
+	fmt.Fprintf(&out, "| $ a month, %s, prices of %s |", p.Region, p.Date)
+	for _, y := range Layouts {
+		fmt.Fprintf(&out, " %s: idle | 1 M requests | 100 M |", y.Name)
 	}
-	out.WriteString("\n")
+	fmt.Fprintf(&out, "\n|---|%s\n", strings.Repeat("--:|", 3*len(Layouts)))
+	for _, line := range Lines {
+		fmt.Fprintf(&out, "| %s |", line.Part)
+		cells(" %.2f |", func(y Layout, l Load) float64 { return line.Dollar(p, y, l) })
+	}
+	out.WriteString("| **together** |")
+	cells(" **%.0f** |", func(y Layout, l Load) float64 { return Total(p, y, l) })
 	return out.String()
 }

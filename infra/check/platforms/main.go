@@ -1,4 +1,5 @@
-// Command platforms prints the table in infra/README.md of what each platform needs. It reads infra/platforms.yaml.
+// Command platforms prints the table of infra/README.md that shows the needs of each platform. It reads
+// infra/platforms.yaml.
 package main
 
 import (
@@ -18,16 +19,18 @@ func main() {
 	fmt.Print(p.Table())
 }
 
-// Platforms are all platforms on which 'api' is deployed. Everywhere are the flags that all of them set.
+// Platforms are all platforms on which 'api' is deployed. Everywhere are the flags that all platforms set.
 type Platforms struct {
 	Everywhere []string   `json:"everywhere"`
 	Platforms  []Platform `json:"platforms"`
 }
 
-// Platform is one platform. In are the files that configure 'api' there, and Flags the other flags that they set.
+// Platform is one platform. In are the files that configure 'api' there, or the chart with the set of values Values.
+// Flags are the other flags that these set.
 type Platform struct {
 	Name    string   `json:"name"`
 	In      []string `json:"in"`
+	Values  string   `json:"values"`
 	Program string   `json:"program"`
 	Listens string   `json:"listens"`
 	Flags   []string `json:"flags"`

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/infra/check/chart"
 )
 
 // TestREADME: the document has the table that the program prints.
@@ -30,9 +32,7 @@ func TestFiles(t *testing.T) {
 	for _, one := range p.Platforms {
 		var found []string
 		for _, name := range one.In {
-			content, err := os.ReadFile("../../" + name)
-			require.NoError(t, err)
-			for _, match := range set.FindAllStringSubmatch(string(content), -1) {
+			for _, match := range set.FindAllStringSubmatch(content(t, "../../"+name, one.Values), -1) {
 				flag := match[2] + strings.ToLower(strings.ReplaceAll(match[1], "_", "-"))
 				if flag != "nats" {
 					found = append(found, flag)
@@ -44,4 +44,30 @@ func TestFiles(t *testing.T) {
 		slices.Sort(wanted)
 		assert.Equal(t, wanted, slices.Compact(found), one.Name)
 	}
+}
+
+// content returns the content of a file, or what the chart with the values tells 'api'.
+func content(t *testing.T, name, values string) string {
+	t.Helper()
+	if values == "" {
+		content, err := os.ReadFile(name)
+		require.NoError(t, err)
+		return string(content)
+	}
+	given, err := chart.Values(name, values)
+	require.NoError(t, err)
+	all, err := chart.Render(name, given)
+	require.NoError(t, err)
+	var told []string
+	for variable := range all["ConfigMap/logplane-cell"].Data {
+		told = append(told, variable)
+	}
+	for _, o := range all {
+		for _, c := range o.Spec.Template.Spec.Containers {
+			if c.Args[0] == "api" {
+				told = append(told, c.Args...)
+			}
+		}
+	}
+	return strings.Join(told, " ")
 }

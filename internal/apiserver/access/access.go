@@ -1,13 +1,13 @@
-// Package access says who a client is, what it may do, and which of its requests are recorded. It asks others if it is
-// configured so.
+// Package access says who a client is, what the client may do, and which of the client's requests are recorded. If it
+// is configured so, the package asks other servers.
 //
-// Nouns. An issuer is a server of OpenID Connect. It signs tokens, which are JWTs, and publishes the keys that verify
-// them. A review is a webhook's answer that names the user of a token. An authorizer decides whether a user may do
-// something.
+// Nouns. An issuer is a server of OpenID Connect that signs tokens, which are JWTs, and publishes the keys that verify
+// its tokens. A review is the answer in which a webhook names the user of a token. An authorizer decides whether a user
+// may do something.
 //
-// All of them are configured by files in upstream's formats, which are read again when they change. Nothing runs
-// between two requests: a request that needs a key or an answer fetches it, on a connection of its own, and later
-// requests use it too. A request does not hold a place while it waits.
+// Issuers, reviews and authorizers are configured by files in upstream's formats. A changed file is read again. Nothing
+// runs between two requests. The first request that needs a key or an answer fetches the key or answer on a connection
+// of its own, and later requests use the same key or answer. A request holds no seat while it waits.
 package access
 
 import (
@@ -36,37 +36,38 @@ const (
 	maxAnswers = 8192
 )
 
-// once asks a webhook a single time. By default upstream tries again after a pause, in which the request would sleep.
+// once asks a webhook a single time. Upstream's default is to try again after a pause, and the request would sleep
+// during that pause.
 var once = wait.Backoff{Steps: 1}
 
-// placed sends requests to other servers on behalf of a client's request. The client's request does not hold its place
-// until the answer has come.
-type placed struct{ http.RoundTripper }
+// seatless sends requests to other servers on behalf of a client's request. The client's request holds no seat while it
+// waits for the answer.
+type seatless struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
-func (p placed) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s seatless) RoundTrip(r *http.Request) (*http.Response, error) {
 	var response *http.Response
 	var failed error
-	err := kubestore.WithoutPlace(r.Context(), func() error {
-		response, failed = p.RoundTripper.RoundTrip(r)
+	err := kubestore.WithoutSeat(r.Context(), func() error {
+		response, failed = s.RoundTripper.RoundTrip(r)
 		return failed
 	})
 	if failed != nil {
 		return nil, failed
 	}
 	if err != nil {
-		return nil, placeless{err}
+		return nil, errSeatless{err}
 	}
 	return response, nil
 }
 
-// placeless is the error of a request that did not get a place again.
-type placeless struct{ error }
+// errSeatless is the error of a request that did not get a seat again.
+type errSeatless struct{ error }
 
-// endPlaceless ends a request that did not get a place again. Upstream would take that error for a refusal of the token
-// or the request, so endPlaceless panics as a lister does that cannot read.
-func endPlaceless(err error) {
-	var lost placeless
+// endSeatless ends a request that did not get a seat again. Upstream would treat that error as a refusal of the token
+// or the request. So endSeatless panics, like a lister that cannot read.
+func endSeatless(err error) {
+	var lost errSeatless
 	if errors.As(err, &lost) {
 		panic(listers.Unreadable{Err: lost.error})
 	}
@@ -81,30 +82,31 @@ func client(kubeconfig string) (*rest.Config, error) {
 	if !strings.HasPrefix(c.Host, "https://") {
 		return nil, fmt.Errorf("the server in '%s' is '%s': it must be an 'https://' URL", kubeconfig, c.Host)
 	}
-	c.Transport = placed{c.Transport}
+	c.Transport = seatless{c.Transport}
 	return c, nil
 }
 
-// Config of an Access.
+// Config configures an Access.
 type Config struct {
 	Authentication Authentication
 	Authorization  Authorization
-	// IsOwn says whether a certificate is the server's own. Such a one is nobody's credential.
+	// IsOwn says whether a certificate is one of the server's own. The server's own certificates authenticate nobody.
 	IsOwn func(*x509.Certificate) bool
-	// Accounts knows the tokens of service accounts, nil for none. Audiences are those of this API.
+	// Accounts verifies the tokens of service accounts; nil if such tokens are not accepted. Audiences are the
+	// audiences of this API.
 	Accounts  authenticator.Token
 	Audiences authenticator.Audiences
-	// Rules and Nodes are what the modes RBAC and Node decide by.
+	// Rules decides in mode RBAC, and Nodes in mode Node.
 	Rules *roles.Index
 	Nodes *nodes.Authorizer
 }
 
-// Access is that of one server.
+// Access has the authenticators and authorizers of one server.
 type Access struct {
-	// Authenticator says who sends a request. Credentials says whose credentials a request shows, also those that a
-	// TokenReview asks about.
+	// Authenticator says who sends a request. Credentials says whose credentials a request shows; TokenReviews use
+	// Credentials, too.
 	Authenticator, Credentials authenticator.Request
-	// Authorizer says what a user may do, and Rules lists that.
+	// Authorizer says whether a user may do something. Rules lists everything that a user may do.
 	Authorizer authorizer.Authorizer
 	Rules      authorizer.RuleResolver
 
@@ -113,9 +115,13 @@ type Access struct {
 
 // New reads the files of the configuration.
 func New(c Config) (*Access, error) {
-	issuers, err := c.Authentication.issuers(c.Authorization)
-	if err != nil {
-		return nil, fmt.Errorf("configure authentication: %w", err)
+	var issuers *newestIssuers
+	var err error
+	if file := c.Authentication.ConfigFile; file != "" {
+		issuers, err = newIssuers(file, c.Authentication.ServiceAccounts.Issuers, !c.Authorization.allowsEverything())
+		if err != nil {
+			return nil, fmt.Errorf("configure authentication: %w", err)
+		}
 	}
 	a := &Access{audiences: c.Audiences}
 	if a.Credentials, err = c.Authentication.credentials(c.IsOwn, c.Accounts, issuers, c.Audiences); err != nil {

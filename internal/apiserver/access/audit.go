@@ -30,22 +30,22 @@ import (
 	"github.com/logplane/logplane/internal/calls"
 )
 
-// Audit says which requests are recorded, and where, in upstream's format. The zero value records none, and costs
-// nothing. Each field is the kube-apiserver flag of that name.
+// Audit says which requests are recorded, and where to. The records have upstream's format. The zero value records no
+// requests, and costs nothing. Each field has the meaning of the kube-apiserver flag of the same name.
 //
-// A record is written before the request goes on. Upstream can also collect records and write them later. But nothing
-// runs here between two requests, and a function may be frozen or killed before it writes them.
+// A record is written before the request goes on. Upstream can also collect records and write them later. But here
+// nothing runs between two requests, and a function may be frozen or killed before it writes collected records.
 type Audit struct {
 	// PolicyFile says which requests are recorded, and how much of each.
 	PolicyFile string
 	// LogPath is the file that records are appended to; '-' is standard output. To rotate the log, move the file away
-	// at any time: the next record makes a new one. LogFormat is 'json' (also if empty) or 'legacy'.
+	// at any time: the next record makes a new file. LogFormat is 'json' (also if empty) or 'legacy'.
 	LogPath, LogFormat string
 	// WebhookConfigFile is a kubeconfig for the server to which records are posted.
 	WebhookConfigFile string
 	// LogMode and WebhookMode say what happens to a request that cannot be recorded. In mode 'blocking' (also if empty)
-	// it is served, and the process's own log reports the failure. In mode 'blocking-strict' it is not served if it
-	// cannot be recorded when it arrives.
+	// such a request is served, and the process's own log reports the failure. In mode 'blocking-strict' a request is
+	// not served if it cannot be recorded when it arrives.
 	LogMode, WebhookMode string
 }
 
@@ -57,7 +57,7 @@ const (
 // auditTimeout bounds one post of records. Upstream allows an admission webhook the same time.
 const auditTimeout = 10 * time.Second
 
-// Check returns what is wrong with the flags. It reads no files.
+// Check returns an error for invalid flags. It reads no files.
 func (a Audit) Check() error {
 	recorded := a.LogPath != "" || a.WebhookConfigFile != ""
 	switch {
@@ -161,7 +161,8 @@ func (u *unrecorded) Write(p []byte) (int, error) {
 	return u.ResponseWriter.Write(p)
 }
 
-// lenient serves requests that it cannot record. The backend has logged and counted the failure.
+// lenient reports success even for a request that could not be recorded, so that the request is served. The backend has
+// logged and counted the failure.
 type lenient struct{ audit.Backend }
 
 // ProcessEvents implements audit.Sink.
@@ -177,8 +178,8 @@ func inMode(mode string, b audit.Backend) audit.Backend {
 	return lenient{b}
 }
 
-// newAuditWebhook posts each record once. Upstream would wait and retry for minutes, but here a request waits for the
-// post.
+// newAuditWebhook returns a backend that posts each record once. Upstream would wait and retry for minutes, but here a
+// request waits for the post.
 func newAuditWebhook(kubeconfig string) (audit.Backend, error) {
 	config, err := calls.Webhook(kubeconfig)
 	if err != nil {
@@ -192,8 +193,8 @@ func newAuditWebhook(kubeconfig string) (audit.Backend, error) {
 	return auditwebhook.NewDynamicBackend(webhook.RestClient, wait.Backoff{Steps: 1}), nil
 }
 
-// auditFile appends to the file that is at the path at that time. Upstream's own file rotates itself, for which it
-// needs a goroutine.
+// auditFile appends each record to the file that is at the path at that moment. Upstream's log file rotates itself, and
+// needs a goroutine for the rotation.
 type auditFile struct {
 	path string
 	mu   sync.Mutex
@@ -236,7 +237,7 @@ func (f *auditFile) follow() error {
 		return err
 	}
 	if f.file != nil {
-		_ = f.file.Close() // what was written to it stays written
+		_ = f.file.Close() // the records in this file stay
 	}
 	f.file = file
 	return nil

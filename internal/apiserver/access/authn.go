@@ -13,7 +13,6 @@ import (
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	authngroup "k8s.io/apiserver/pkg/authentication/group"
-	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
@@ -31,21 +30,19 @@ import (
 
 // Authentication says how the user of a request is found.
 type Authentication struct {
-	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike kube-apiserver, a changed
-	// file is read without a restart.
+	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike in kube-apiserver, a
+	// changed file is read without a restart.
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate signed by this CA names the user and the groups.
 	ClientCAFile string
 	// ConfigFile is kube-apiserver's --authentication-config: further issuers whose tokens are accepted, and which
 	// requests may be anonymous. A change needs no restart.
 	ConfigFile string
-	// Reviews is the webhook that is asked about a token that no other authenticator knows. Its audiences are filled
-	// in.
+	// Reviews configures the webhook that is asked about a token that no other authenticator knows. The field Audiences
+	// of Reviews need not be set.
 	Reviews ReviewsConfig
 	// ServiceAccounts issues and verifies the tokens of service accounts.
 	ServiceAccounts tokens.Config
-	// Anonymous lets a request without credentials pass as system:anonymous, for the authorizer to judge.
-	Anonymous bool
 }
 
 // Configured reports whether requests must show credentials. If not, a request without credentials is from
@@ -54,42 +51,32 @@ func (a Authentication) Configured() bool {
 	return a.TokenFile != "" || a.ClientCAFile != "" || a.ConfigFile != "" || a.Reviews.File != ""
 }
 
-// admin is everybody's user if authentication is not configured.
+// admin is the user of every request without credentials if authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// everybody authenticates a request without credentials if authentication is not configured.
+// everybody authenticates every request without credentials as admin, if authentication is not configured.
 var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 	return &authenticator.Response{User: admin}, true, nil
 })
 
-// authenticator combines the authenticators as kube-apiserver does: first the loopback's, then each kind of credentials
-// until one is accepted, then the anonymous one. A client that shows only bad credentials does not become anonymous.
-// Issuers may be nil.
-func (a Authentication) authenticator(credentials authenticator.Request, issuers *Issuers) authenticator.Request {
+// authenticator combines the authenticators as kube-apiserver does: first the loopback's authenticator, then the
+// authenticators of credentials until one accepts, and last the anonymous authenticator. A client that shows only bad
+// credentials does not become anonymous. issuers may be nil.
+func (a Authentication) authenticator(credentials authenticator.Request, issuers *newestIssuers) authenticator.Request {
 	all := []authenticator.Request{loopback.Authenticator, credentials}
 	switch {
 	case !a.Configured():
 		all = append(all, everybody)
-	case a.Anonymous:
-		all = append(all, anonymous.NewAuthenticator(nil))
 	case issuers != nil:
 		all = append(all, issuers)
 	}
 	return union.NewFailOnError(all...)
 }
 
-// issuers are the issuers in the configuration file, nil without a file.
-func (a Authentication) issuers(authorization Authorization) (*Issuers, error) {
-	if a.ConfigFile == "" {
-		return nil, nil
-	}
-	return NewIssuers(IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
-}
-
 // credentials authenticates the credentials that a request shows. Certificates of the server itself authenticate
-// nobody. accounts verifies the tokens of service accounts and issuers those of other issuers; both may be nil.
-// audiences are the audiences of this API.
-func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
+// nobody. accounts verifies the tokens of service accounts, and issuers verifies the tokens of other issuers; both may
+// be nil. audiences are the audiences of this API.
+func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts authenticator.Token, issuers *newestIssuers, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
 	var known []authenticator.Token
 	if a.ClientCAFile != "" {
@@ -115,9 +102,9 @@ func (a Authentication) credentials(isOwn func(*x509.Certificate) bool, accounts
 	if issuers != nil {
 		known = append(known, authenticator.WrapAudienceAgnosticToken(audiences, untilTokenEnds(issuers, 0)))
 	}
-	if a.Reviews.File != "" { // last, as upstream: the others ask no other server
+	if a.Reviews.File != "" { // last, as in upstream: only this one asks another server
 		a.Reviews.Audiences = audiences
-		reviews, err := NewReviews(a.Reviews)
+		reviews, err := newReviews(a.Reviews)
 		if err != nil {
 			return nil, err
 		}
@@ -145,20 +132,21 @@ func unlessOwn(isOwn func(*x509.Certificate) bool, certificates authenticator.Re
 func untilCertificateEnds(certificates authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := certificates.AuthenticateRequest(r)
-		if endAt, watches := gate.Ending(r.Context()); ok && watches {
-			endAt(r.TLS.PeerCertificates[0].NotAfter)
+		if open := gate.WatchOf(r.Context()); ok && open != nil {
+			open.EndAt(r.TLS.PeerCertificates[0].NotAfter)
 		}
 		return response, ok, err
 	})
 }
 
-// untilTokenEnds ends a watch when the token that opened it expires. The verifier accepts a token for the leeway after
-// its expiry. The claims are read without verification because the verifier has verified the token.
+// untilTokenEnds ends a watch when the token that opened it expires. The verifier still accepts a token during the
+// leeway after the token's expiry. The claims are read without verification because the verifier has verified the
+// token.
 func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenticator.Token {
 	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		response, ok, err := verifier.AuthenticateToken(ctx, token)
-		endAt, watches := gate.Ending(ctx)
-		if !ok || !watches {
+		open := gate.WatchOf(ctx)
+		if !ok || open == nil {
 			return response, ok, err
 		}
 		var claims struct {
@@ -166,14 +154,14 @@ func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenti
 		}
 		parsed, unreadable := jwt.ParseSigned(token)
 		if unreadable == nil && parsed.UnsafeClaimsWithoutVerification(&claims) == nil && claims.Expiry != nil {
-			endAt(claims.Expiry.Time().Add(leeway))
+			open.EndAt(claims.Expiry.Time().Add(leeway))
 		}
 		return response, ok, err
 	})
 }
 
 // readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It
-// also refuses a file that gives one token to two users; upstream lets the last one have it.
+// also refuses a file that gives one token to two users; upstream gives the token to the last of these users.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {
@@ -192,7 +180,7 @@ func readTokens(path string) (authenticator.Token, error) {
 	users := map[string]string{} // by token
 	for n, line := range all {
 		if len(line) < 2 || line[0] == "" {
-			continue // upstream has already reported what is wrong
+			continue // upstream has already reported the mistake
 		}
 		if other, twice := users[line[0]]; twice {
 			return nil, fmt.Errorf("record %d of '%s' has the token of user '%s' for user '%s'", n+1, path, other, line[1])

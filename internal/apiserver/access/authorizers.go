@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	authorizationmetrics "k8s.io/apiserver/pkg/authorization/metrics"
 	"k8s.io/apiserver/pkg/authorization/union"
@@ -23,36 +24,60 @@ import (
 
 // Authorizer decides about requests, and lists what a user may do.
 type Authorizer interface {
-	authorizer.Authorizer
+	authorizer.UnconditionalAuthorizer
 	authorizer.RuleResolver
 }
 
-// Authorizers decide in the order of an AuthorizationConfiguration.
-type Authorizers struct{ newest *reload.Value[authorizers] }
+// named is an authorizer by the name that a refusal shows to clients.
+type named struct {
+	name string
+	Authorizer
+}
 
+// inOrder returns the authorizers as one, members of system:masters first. Conditions, an alpha feature of upstream's,
+// are off: no authorizer here makes any, and a decision with conditions is refused.
+func inOrder(all []named) (authorizers, error) {
+	chain := []union.NamedAuthorizer{{
+		AuthorizerName: "kubernetes.io/system-privileged-group",
+		Authorizer:     authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup),
+	}}
+	var rules []authorizer.RuleResolver
+	for _, a := range all {
+		chain = append(chain, union.NamedAuthorizer{AuthorizerName: a.name, Authorizer: authorizer.AuthorizerFunc(a.Authorize)})
+		rules = append(rules, a)
+	}
+	joined, err := union.New(chain...)
+	return authorizers{joined, union.NewRuleResolvers(rules...)}, err
+}
+
+// authorizers decide one after another.
 type authorizers struct {
 	authorizer.Authorizer
 	authorizer.RuleResolver
 }
 
-// NewAuthorizers reads the file, kube-apiserver's --authorization-config. It does not ask webhooks. The file may name
-// webhooks, and by their type the authorizers of the parameter 'others'.
-func NewAuthorizers(file string, others map[string]Authorizer) (*Authorizers, error) {
+// newestAuthorizers are the authorizers in the newest content of a file.
+type newestAuthorizers struct{ *reload.Value[authorizers] }
+
+// newAuthorizers reads the file of kube-apiserver's --authorization-config. It does not ask webhooks. The file may name
+// webhooks and, by their types, the authorizers in the parameter 'others'.
+func newAuthorizers(file string, others map[string]Authorizer) (Authorizer, error) {
 	newest, err := reload.New(func() (authorizers, error) { return readAuthorizers(file, others) }, file)
 	if err != nil {
 		return nil, fmt.Errorf("use the authorization configuration '%s': %w", file, err)
 	}
-	return &Authorizers{newest}, nil
+	return newestAuthorizers{newest}, nil
 }
 
 // Authorize implements authorizer.Authorizer.
-func (a *Authorizers) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
-	return a.newest.Get().Authorize(ctx, attributes)
+func (a newestAuthorizers) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	return a.Get().Authorize(ctx, attributes)
 }
 
-// RulesFor implements authorizer.RuleResolver. Webhooks cannot list rules, so what they allow is missing.
-func (a *Authorizers) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
-	return a.newest.Get().RulesFor(ctx, who, namespace)
+// RulesFor implements authorizer.RuleResolver. Webhooks cannot list rules, so the rights that webhooks grant are
+// missing.
+func (a newestAuthorizers) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	return a.Get().RulesFor(ctx, who, namespace)
 }
 
 func readAuthorizers(file string, others map[string]Authorizer) (authorizers, error) {
@@ -73,8 +98,7 @@ func readAuthorizers(file string, others map[string]Authorizer) (authorizers, er
 	if err := validation.ValidateAuthorizationConfiguration(compiler, nil, config, known, repeatable).ToAggregate(); err != nil {
 		return authorizers{}, err
 	}
-	var all []authorizer.Authorizer
-	var rules []authorizer.RuleResolver
+	var all []named
 	for _, c := range config.Authorizers {
 		made := others[string(c.Type)]
 		if c.Type == apiserver.TypeWebhook {
@@ -82,10 +106,10 @@ func readAuthorizers(file string, others map[string]Authorizer) (authorizers, er
 				return authorizers{}, fmt.Errorf("webhook '%s': %w", c.Name, err)
 			}
 		}
-		all = append(all, authorizationmetrics.InstrumentedAuthorizer(string(c.Type), c.Name, made))
-		rules = append(rules, made)
+		counted := authorizationmetrics.InstrumentedAuthorizer(string(c.Type), c.Name, authorizer.AuthorizerFunc(made.Authorize))
+		all = append(all, named{c.Name, authorizers{counted, made}})
 	}
-	return authorizers{union.New(all...), union.NewRuleResolvers(rules...)}, nil
+	return inOrder(all)
 }
 
 // asked is a webhook that authorizes requests.
@@ -94,7 +118,7 @@ type asked struct{ *webhook.WebhookAuthorizer }
 // Authorize implements authorizer.Authorizer.
 func (a asked) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.WebhookAuthorizer.Authorize(ctx, attributes)
-	endPlaceless(err)
+	endSeatless(err)
 	return decision, reason, err
 }
 

@@ -4,21 +4,19 @@ import (
 	"errors"
 	"fmt"
 
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
-	"k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/kubernetes/pkg/kubeapiserver/authorizer/modes"
 
 	"github.com/logplane/logplane/internal/apiserver/nodes"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
-// Authorization says what a user may do.
+// Authorization chooses how a user's rights are decided.
 type Authorization struct {
 	// Mode is 'AlwaysAllow' (also when empty), 'RBAC' or 'Node,RBAC'. With a ConfigFile it must be empty.
 	Mode string
-	// ConfigFile is kube-apiserver's --authorization-config: webhooks, Node and RBAC, in an order of their own. A
+	// ConfigFile is kube-apiserver's --authorization-config: webhooks, Node and RBAC, in the order of the file. A
 	// change needs no restart.
 	ConfigFile string
 }
@@ -31,29 +29,25 @@ func (a Authorization) allowsEverything() bool {
 // authorizer makes the authorizers that Mode or ConfigFile chooses. Members of system:masters may do everything in any
 // mode.
 func (a Authorization) authorizer(rules *roles.Index, nodes *nodes.Authorizer) (authorizer.Authorizer, authorizer.RuleResolver, error) {
-	var chosen []Authorizer
+	var chosen []named
 	switch {
 	case a.ConfigFile != "" && a.Mode != "":
 		return nil, nil, errors.New("give either an authorization mode or an authorization configuration")
 	case a.ConfigFile != "":
-		file, err := NewAuthorizers(a.ConfigFile, map[string]Authorizer{modes.ModeNode: nodes, modes.ModeRBAC: rules.Authorizer()})
+		file, err := newAuthorizers(a.ConfigFile, map[string]Authorizer{modes.ModeNode: nodes, modes.ModeRBAC: rules.Authorizer()})
 		if err != nil {
 			return nil, nil, err
 		}
-		chosen = append(chosen, file)
+		return authorizer.AuthorizerFunc(file.Authorize), file, nil
 	case a.allowsEverything():
-		chosen = append(chosen, authorizerfactory.NewAlwaysAllowAuthorizer())
+		chosen = []named{{"alwaysallow", authorizerfactory.NewAlwaysAllowAuthorizer()}}
 	case a.Mode == "RBAC":
-		chosen = append(chosen, rules.Authorizer())
+		chosen = []named{{"rbac", rules.Authorizer()}}
 	case a.Mode == "Node,RBAC":
-		chosen = append(chosen, nodes, rules.Authorizer())
+		chosen = []named{{"node", nodes}, {"rbac", rules.Authorizer()}}
 	default:
 		return nil, nil, fmt.Errorf("unknown authorization mode %q: it must be 'RBAC', 'Node,RBAC' or 'AlwaysAllow'", a.Mode)
 	}
-	authorizers := []authorizer.Authorizer{authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)}
-	var resolvers []authorizer.RuleResolver
-	for _, c := range chosen {
-		authorizers, resolvers = append(authorizers, c), append(resolvers, c)
-	}
-	return union.New(authorizers...), union.NewRuleResolvers(resolvers...), nil
+	made, err := inOrder(chosen)
+	return made, made, err
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLoopbackHosts: what names this machine, and comes from no other and from no page of another server.
+// TestLoopbackHosts: a request is served if its Host names this machine, and if it comes neither from another machine
+// nor from a page of another server.
 func TestLoopbackHosts(t *testing.T) {
 	for _, c := range []struct {
 		host, origin string
@@ -27,7 +28,7 @@ func TestLoopbackHosts(t *testing.T) {
 	} {
 		require.Equal(t, c.allowed, checkLoopbackHost(&http.Request{Host: c.host, Header: originHeader(c.origin)}) == nil, "%v", c)
 	}
-	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // what a proxy adds
+	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // a proxy adds X-Forwarded-For
 		require.Equal(t, allowed, checkLoopbackHost(&http.Request{Host: "localhost", Header: http.Header{"X-Forwarded-For": {from}}}) == nil, from)
 	}
 }

@@ -25,49 +25,42 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// IssuersConfig configures the issuers whose tokens are accepted.
-type IssuersConfig struct {
-	// File is an AuthenticationConfiguration, kube-apiserver's --authentication-config.
-	File string
-	// Own are issuers whose tokens are verified elsewhere. The file must not name them.
-	Own []string
-	// NoAnonymous says that the file must not allow anonymous requests, because every user may do everything.
-	NoAnonymous bool
-}
-
-// Issuers verifies tokens of external issuers, and decides which requests may be anonymous.
-type Issuers struct{ newest *reload.Value[issuers] }
-
+// issuers are the issuers whose tokens are accepted. They also decide which requests may be anonymous.
 type issuers struct {
 	authenticator.Token
 	// anonymous is nil if no request may be anonymous.
 	anonymous authenticator.Request
 }
 
-// NewIssuers reads the file. It does not ask the issuers; the first token does.
-func NewIssuers(c IssuersConfig) (*Issuers, error) {
-	newest, err := reload.New(c.read, c.File)
+// newestIssuers are the issuers in the newest content of a file.
+type newestIssuers struct{ *reload.Value[issuers] }
+
+// newIssuers reads an AuthenticationConfiguration from the file. It does not fetch the keys of the issuers; the first
+// token makes the server fetch these keys. The file must not name one of the server's own issuers, because the tokens
+// of these issuers are verified elsewhere. The file must not allow anonymous requests if every user may do everything.
+func newIssuers(file string, own []string, mayBeAnonymous bool) (*newestIssuers, error) {
+	newest, err := reload.New(func() (issuers, error) { return readIssuers(file, own, mayBeAnonymous) }, file)
 	if err != nil {
-		return nil, fmt.Errorf("use the authentication configuration '%s': %w", c.File, err)
+		return nil, fmt.Errorf("use the authentication configuration '%s': %w", file, err)
 	}
-	return &Issuers{newest}, nil
+	return &newestIssuers{newest}, nil
 }
 
 // AuthenticateToken implements authenticator.Token.
-func (i *Issuers) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-	return i.newest.Get().AuthenticateToken(ctx, token)
+func (i *newestIssuers) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	return i.Get().AuthenticateToken(ctx, token)
 }
 
 // AuthenticateRequest implements authenticator.Request for requests without credentials.
-func (i *Issuers) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
-	if anonymous := i.newest.Get().anonymous; anonymous != nil {
+func (i *newestIssuers) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
+	if anonymous := i.Get().anonymous; anonymous != nil {
 		return anonymous.AuthenticateRequest(r)
 	}
 	return nil, false, nil
 }
 
-func (c IssuersConfig) read() (made issuers, err error) {
-	text, err := os.ReadFile(c.File)
+func readIssuers(file string, own []string, mayBeAnonymous bool) (made issuers, err error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return made, err
 	}
@@ -80,7 +73,7 @@ func (c IssuersConfig) read() (made issuers, err error) {
 		return made, fmt.Errorf("it holds a %T: it must hold an AuthenticationConfiguration", decoded)
 	}
 	compiler := authenticationcel.NewDefaultCompiler()
-	if err := validation.ValidateAuthenticationConfiguration(compiler, config, c.Own).ToAggregate(); err != nil {
+	if err := validation.ValidateAuthenticationConfiguration(compiler, config, own).ToAggregate(); err != nil {
 		return made, err
 	}
 	var tokens []authenticator.Token
@@ -93,7 +86,7 @@ func (c IssuersConfig) read() (made issuers, err error) {
 	}
 	made.Token = tokenunion.NewFailOnError(tokens...)
 	if a := config.Anonymous; a != nil && a.Enabled {
-		if c.NoAnonymous {
+		if !mayBeAnonymous {
 			return made, errors.New("'anonymous.enabled' must not be true where everybody may do everything: choose --authorization-mode RBAC")
 		}
 		made.anonymous = anonymous.NewAuthenticator(a.Conditions)
@@ -113,9 +106,9 @@ func newIssuer(j apiserver.JWTAuthenticator, compiler authenticationcel.Compiler
 			return nil, fmt.Errorf("read 'issuer.certificateAuthority': %w", err)
 		}
 	}
-	client := &http.Client{Transport: placed{calls.Whole(calls.NewTransport(certificates, nil), maxAnswer)}}
+	client := &http.Client{Transport: seatless{calls.Whole(calls.NewTransport(certificates, nil), maxAnswer)}}
 	keys := newKeySet(j, client)
-	j.Issuer.DiscoveryURL = "" // keys has it, and upstream does not accept it together with a KeySet
+	j.Issuer.DiscoveryURL = "" // keys has this URL, and upstream does not accept the URL beside a KeySet
 	return oidc.New(context.Background(), oidc.Options{
 		JWTAuthenticator: j, KeySet: keys, Client: client, Compiler: compiler, SupportedSigningAlgs: oidc.AllValidSigningAlgorithms(),
 	})

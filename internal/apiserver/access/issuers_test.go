@@ -19,18 +19,18 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 )
 
-func newIssuers(t testing.TB, file string) *Issuers {
+func issuersIn(t testing.TB, file string) *newestIssuers {
 	t.Helper()
-	made, err := NewIssuers(IssuersConfig{File: file})
+	made, err := newIssuers(file, nil, true)
 	require.NoError(t, err)
 	return made
 }
 
-// TestTokensOfAnIssuer: a token is accepted, and names user and groups, if its issuer has signed it for this API and it
-// has not expired.
+// TestTokensOfAnIssuer: a token that its issuer has signed for this API is accepted until the token expires, and names
+// user and groups.
 func TestTokensOfAnIssuer(t *testing.T) {
 	issuer, other := accesstest.NewIssuer(t), accesstest.NewIssuer(t)
-	issuers := newIssuers(t, issuer.Config(t, ""))
+	issuers := issuersIn(t, issuer.Config(t, ""))
 	require.Zero(t, issuer.Asked.Load(), "nobody is asked before there is a token")
 
 	response, ok, err := issuers.AuthenticateToken(t.Context(), issuer.Token(t, nil))
@@ -71,8 +71,8 @@ func TestTokensOfAnIssuer(t *testing.T) {
 
 func authorityText(i *accesstest.Issuer) string { return string(i.Certificate().Raw) }
 
-// TestGroupsElsewhere: a token that only says where its groups can be fetched is refused. Fetching them would outlive
-// the request.
+// TestGroupsElsewhere: a token that only says where its groups can be fetched is refused. Fetching the groups would
+// outlive the request.
 func TestGroupsElsewhere(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{
@@ -91,8 +91,9 @@ func (k *keySet) grow(by time.Duration) {
 	k.newest.Store(&older)
 }
 
-// TestKeysOfAnIssuer: many requests that need keys ask for them once. Keys are asked for again for a token with an
-// unknown key, but seldom, and after some minutes, so that a withdrawn key does not stay valid.
+// TestKeysOfAnIssuer: many requests that need keys cause one question to the issuer. A token with an unknown key causes
+// another question, unless the last question was moments ago. The issuer is also asked again after some minutes, so
+// that a withdrawn key does not stay valid.
 func TestKeysOfAnIssuer(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: issuer.URL}}, issuer.Client())
@@ -134,8 +135,8 @@ func TestKeysOfAnIssuer(t *testing.T) {
 	require.EqualValues(t, 4, issuer.Asked.Load())
 }
 
-// TestAClientThatGivesUp: a client that gives up, or whose request has no time left, does not make the question fail
-// that it asks for all requests.
+// TestAClientThatGivesUp: one request asks the issuer on behalf of all. The question does not fail if the client of
+// that request gives up, or if that request has no time left.
 func TestAClientThatGivesUp(t *testing.T) {
 	issuer := accesstest.NewIssuer(t)
 	k := newKeySet(apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: issuer.URL}}, issuer.Client())
@@ -170,24 +171,24 @@ func TestIssuersThatMakeNoSense(t *testing.T) {
 		`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[]}`: "it must hold an AuthenticationConfiguration",
 	} {
 		path := accesstest.Write(t, text)
-		_, err := NewIssuers(IssuersConfig{File: path, Own: []string{"https://own.example"}, NoAnonymous: true})
+		_, err := newIssuers(path, []string{"https://own.example"}, false)
 		require.ErrorContains(t, err, says, text)
 		require.ErrorContains(t, err, path)
 	}
-	_, err := NewIssuers(IssuersConfig{File: "missing"})
+	_, err := newIssuers("missing", nil, true)
 	require.ErrorContains(t, err, "missing")
-	_, err = NewIssuers(IssuersConfig{File: accesstest.Write(t, strings.Replace(jwt(""), "/v1", "/v1beta1", 1))})
+	_, err = newIssuers(accesstest.Write(t, strings.Replace(jwt(""), "/v1", "/v1beta1", 1)), nil, true)
 	require.NoError(t, err)
 }
 
-// TestIssuersAreReadAgain: a changed file takes effect, and an invalid one is ignored.
+// TestIssuersAreReadAgain: a changed file takes effect, and an invalid file is ignored.
 func TestIssuersAreReadAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("files are looked at once a second")
 	}
 	first, second := accesstest.NewIssuer(t), accesstest.NewIssuer(t)
 	path := first.Config(t, "")
-	issuers := newIssuers(t, path)
+	issuers := issuersIn(t, path)
 	good := func(i *accesstest.Issuer) bool {
 		_, ok, _ := issuers.AuthenticateToken(t.Context(), i.Token(t, nil))
 		return ok

@@ -17,10 +17,10 @@ import (
 
 const (
 	// keyLife is how long keys are used before the issuer is asked again. A key that the issuer has withdrawn stays
-	// valid for as long. kube-apiserver asks again only when it meets an unknown key.
+	// valid for that time. kube-apiserver asks again only when it meets an unknown key.
 	keyLife = 5 * time.Minute
-	// keyPause is the time between two questions to the issuer. Strangers can send tokens with unknown keys, but not
-	// cause more questions.
+	// keyPause is the time between two questions to the issuer. Strangers can send tokens with unknown keys, but cannot
+	// cause more than one question in that time.
 	keyPause = 10 * time.Second
 	// keyTimeout bounds a question to the issuer.
 	keyTimeout = 10 * time.Second
@@ -38,11 +38,11 @@ type keySet struct {
 	newest atomic.Pointer[keys]
 }
 
-// keys are what an issuer has published.
+// keys are the keys that an issuer has published.
 type keys struct {
 	set   jose.JSONWebKeySet
 	asked time.Time
-	// err is the error of the last question, nil if it was answered. After an error the keys are those of an earlier
+	// err is the error of the last question, nil if the issuer answered. After an error, the keys come from an earlier
 	// answer.
 	err error
 }
@@ -55,7 +55,7 @@ func newKeySet(j apiserver.JWTAuthenticator, client *http.Client) *keySet {
 	return &keySet{issuer: j.Issuer.URL, discovery: discovery, groups: j.ClaimMappings.Groups.Claim, client: client, turn: make(chan struct{}, 1)}
 }
 
-// VerifySignature implements oidc.KeySet. It asks the issuer if no key that it knows verifies the token.
+// VerifySignature implements oidc.KeySet. If no known key verifies the token, VerifySignature asks the issuer.
 func (k *keySet) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	signed, err := jose.ParseSigned(token)
 	if err != nil {
@@ -96,8 +96,8 @@ func (k *keys) stale() bool {
 	return age > keyLife || k.err != nil && age > keyPause
 }
 
-// renew returns keys that are newer than the known ones, if it is time to ask for them. One request asks for all. Other
-// requests wait for the answer if they must, and otherwise go on with the known keys.
+// renew returns keys that are newer than the known ones, if it is time to ask the issuer. One request asks on behalf of
+// all. Another request waits for the answer if must is true, and otherwise goes on with the known keys.
 func (k *keySet) renew(ctx context.Context, known *keys, must bool) *keys {
 	if known != nil && time.Since(known.asked) < keyPause {
 		return known
@@ -131,8 +131,8 @@ func (k *keySet) renew(ctx context.Context, known *keys, must bool) *keys {
 	return newer
 }
 
-// ask fetches the keys. Other requests need them too, so the question goes on if the client gives up or its request's
-// deadline passes.
+// ask fetches the keys. Other requests need the keys, too, so the question goes on if the client gives up, or if the
+// deadline of the client's request passes.
 func (k *keySet) ask(ctx context.Context) (set jose.JSONWebKeySet, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keyTimeout)
 	defer cancel()
@@ -159,7 +159,7 @@ func (k *keySet) get(ctx context.Context, url string, into any) error {
 		return err
 	}
 	response, err := k.client.Do(r)
-	endPlaceless(err)
+	endSeatless(err)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (k *keySet) get(ctx context.Context, url string, into any) error {
 }
 
 // checkGroups refuses a token that only says where its groups can be fetched ("distributed claims"). Upstream would
-// fetch them in the background.
+// fetch the groups in the background.
 func (k *keySet) checkGroups(payload []byte) error {
 	if k.groups == "" {
 		return nil

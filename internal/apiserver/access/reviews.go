@@ -19,7 +19,7 @@ import (
 type ReviewsConfig struct {
 	// File is a kubeconfig that leads to the webhook.
 	File string
-	// Version of TokenReview that the webhook understands, 'v1' or 'v1beta1'.
+	// Version is the version of TokenReview that the webhook understands, 'v1' or 'v1beta1'.
 	Version string
 	// TTL is how long an answer is kept. If it is 0, answers are not kept.
 	TTL time.Duration
@@ -27,8 +27,8 @@ type ReviewsConfig struct {
 	Audiences authenticator.Audiences
 }
 
-// NewReviews reads the file. It does not ask the webhook.
-func NewReviews(c ReviewsConfig) (authenticator.Token, error) {
+// newReviews reads the file. It does not ask the webhook.
+func newReviews(c ReviewsConfig) (authenticator.Token, error) {
 	newest, err := reload.New(c.read, c.File)
 	if err != nil {
 		return nil, fmt.Errorf("use the token webhook of '%s': %w", c.File, err)
@@ -58,7 +58,7 @@ func (c ReviewsConfig) read() (*reviews, error) {
 }
 
 // AuthenticateToken implements authenticator.Token. The webhook's answers are kept, whether or not they accept the
-// token, but its failures are not.
+// token. The webhook's failures are not kept.
 func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	audiences, _ := authenticator.AudiencesFrom(ctx)
 	question := questionOf(token, audiences)
@@ -67,7 +67,7 @@ func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authent
 		return response, response != nil, nil
 	}
 	response, ok, err := r.webhook.AuthenticateToken(ctx, token)
-	endPlaceless(err)
+	endSeatless(err)
 	if err != nil {
 		return nil, false, err
 	}
@@ -83,7 +83,7 @@ func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authent
 	return response, ok, nil
 }
 
-// questionOf returns the key under which an answer is kept. It is a hash, so that tokens do not stay in memory.
+// questionOf returns the key under which an answer is kept. The key is a hash, so that tokens do not stay in memory.
 func questionOf(token string, audiences authenticator.Audiences) [sha256.Size]byte {
 	var text []byte
 	for _, part := range append([]string{token}, audiences...) {

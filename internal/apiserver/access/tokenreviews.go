@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// NewStorage makes upstream's registries, except for the one of TokenReviews.
+// NewStorage makes upstream's registries, except for the registry of TokenReviews.
 func (a *Access) NewStorage(enabled serverstorage.APIResourceConfigSource, stores generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
 	info, err := authenticationrest.RESTStorageProvider{Authenticator: a.Credentials, APIAudiences: a.audiences}.NewRESTStorage(enabled, stores)
 	for _, storage := range info.VersionedResourcesStorageMap {
@@ -28,8 +28,9 @@ func (a *Access) NewStorage(enabled serverstorage.APIResourceConfigSource, store
 	return info, err
 }
 
-// tokenReviews authenticate a token within the request that asks. Upstream's do that outside of the request: without
-// its deadline, and while it holds its place.
+// tokenReviews authenticates the token of a TokenReview within the request that creates the review. Upstream's registry
+// authenticates the token outside of that request: without the request's deadline, and while the request holds its
+// seat.
 type tokenReviews struct {
 	*tokenreview.REST
 	credentials authenticator.Request

@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// TestReviews: a webhook is asked once about a token for each audience, and again after a failure.
+// TestReviews: a webhook is asked about a token once for each audience, and again after a failure.
 func TestReviews(t *testing.T) {
 	var asked atomic.Int64
 	var broken atomic.Bool
@@ -33,7 +33,7 @@ func TestReviews(t *testing.T) {
 	})
 	for _, version := range []string{"v1", "v1beta1"} {
 		asked.Store(0)
-		reviews, err := NewReviews(ReviewsConfig{File: path, Version: version, TTL: time.Minute, Audiences: authenticator.Audiences{"us"}})
+		reviews, err := newReviews(ReviewsConfig{File: path, Version: version, TTL: time.Minute, Audiences: authenticator.Audiences{"us"}})
 		require.NoError(t, err)
 		review := func(ctx context.Context, token string) string {
 			response, ok, err := reviews.AuthenticateToken(ctx, token)
@@ -60,38 +60,38 @@ func TestReviews(t *testing.T) {
 		broken.Store(false)
 		require.Equal(t, "nobody", review(t.Context(), "new"))
 	}
-	_, err := NewReviews(ReviewsConfig{File: path, Version: "v2"})
+	_, err := newReviews(ReviewsConfig{File: path, Version: "v2"})
 	require.ErrorContains(t, err, path)
 }
 
-// noPlace is the place of a request that does not get a place again.
-type noPlace struct{ err error }
+// noSeat is the seat of a request that does not get its seat back.
+type noSeat struct{ err error }
 
-func (p noPlace) Wait(_ context.Context, wait func() error) error {
+func (p noSeat) Wait(_ context.Context, wait func() error) error {
 	_ = wait()
 	return p.err
 }
 
-func (noPlace) Turn(context.Context) error { return nil }
+func (noSeat) TakeHeavy(context.Context) error { return nil }
 
-// TestNoPlaceIsNoAnswer: if a request does not get a place again after a question, it ends with that error, whatever
-// the answer and the failure policy are.
-func TestNoPlaceIsNoAnswer(t *testing.T) {
-	busy := noPlace{apierrors.NewTooManyRequests("busy", 1)}
-	ctx := kubestore.Request{Place: busy}.In(t.Context())
+// TestNoSeatIsNoAnswer: if a request does not get its seat back after a question to a webhook, the request ends with
+// the error of the seat. The webhook's answer and failure policy do not matter.
+func TestNoSeatIsNoAnswer(t *testing.T) {
+	busy := noSeat{apierrors.NewTooManyRequests("busy", 1)}
+	ctx := kubestore.Request{Seat: busy}.In(t.Context())
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
 		review["status"] = map[string]any{"authenticated": true, "allowed": true, "user": map[string]any{"username": "bob"}}
 		return true
 	})
-	reviews, err := NewReviews(ReviewsConfig{File: kubeconfig, Version: "v1"})
+	reviews, err := newReviews(ReviewsConfig{File: kubeconfig, Version: "v1"})
 	require.NoError(t, err)
 	require.PanicsWithValue(t, listers.Unreadable{Err: busy.err}, func() { _, _, _ = reviews.AuthenticateToken(ctx, "x") })
-	a, err := NewAuthorizers(authorizationOf(t, kubeconfig, "NoOpinion", ""), map[string]Authorizer{"RBAC": authorizerfactory.NewAlwaysAllowAuthorizer()})
+	a, err := newAuthorizers(authorizationOf(t, kubeconfig, "NoOpinion", ""), map[string]Authorizer{"RBAC": authorizerfactory.NewAlwaysAllowAuthorizer()})
 	require.NoError(t, err)
 	require.PanicsWithValue(t, listers.Unreadable{Err: busy.err}, func() { _, _, _ = a.Authorize(ctx, question("ann", "get")) })
 	issuer := accesstest.NewIssuer(t)
 	require.PanicsWithValue(t, listers.Unreadable{Err: busy.err}, func() {
-		_, _, _ = newIssuers(t, issuer.Config(t, "")).AuthenticateToken(ctx, issuer.Token(t, nil))
+		_, _, _ = issuersIn(t, issuer.Config(t, "")).AuthenticateToken(ctx, issuer.Token(t, nil))
 	})
 }
 
@@ -119,15 +119,16 @@ func question(who, verb string) authorizer.Attributes {
 	return authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who}, Verb: verb, Resource: "configmaps", Namespace: "default", ResourceRequest: true}
 }
 
-// authorizationOf writes an AuthorizationConfiguration of a webhook and RBAC. more is added to the webhook.
+// authorizationOf writes an AuthorizationConfiguration of a webhook and RBAC. more is added to the webhook's
+// configuration.
 func authorizationOf(t testing.TB, kubeconfig, policy, more string) string {
 	return accesstest.Write(t, fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[`+
 		`{"type":"Webhook","name":"w.example","webhook":{"timeout":"5s","subjectAccessReviewVersion":"v1","matchConditionSubjectAccessReviewVersion":"v1","failurePolicy":%q,`+
 		`"connectionInfo":{"type":"KubeConfigFile","kubeConfigFile":%q}%s}},{"type":"RBAC","name":"rbac"}]}`, policy, kubeconfig, more))
 }
 
-// TestAuthorizersInOrder: a webhook's decision to allow or deny is final, and RBAC decides about other requests.
-// Answers are kept.
+// TestAuthorizersInOrder: a webhook's decision to allow or deny is final, and RBAC decides about requests that the
+// webhook neither allows nor denies. Answers are kept.
 func TestAuthorizersInOrder(t *testing.T) {
 	var asked atomic.Int64
 	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
@@ -137,7 +138,7 @@ func TestAuthorizersInOrder(t *testing.T) {
 		return who != "breaker"
 	})
 	decide := func(file string, rbac Authorizer, who, verb string) authorizer.Decision {
-		a, err := NewAuthorizers(file, map[string]Authorizer{"RBAC": rbac})
+		a, err := newAuthorizers(file, map[string]Authorizer{"RBAC": rbac})
 		require.NoError(t, err)
 		decision, _, _ := a.Authorize(t.Context(), question(who, verb))
 		return decision
@@ -162,7 +163,7 @@ func TestAuthorizersInOrder(t *testing.T) {
 		require.Equal(t, c.decision, decide(c.file, c.rbac, c.who, c.verb), "%v", c)
 	}
 	asked.Store(0)
-	a, err := NewAuthorizers(open, map[string]Authorizer{"RBAC": no})
+	a, err := newAuthorizers(open, map[string]Authorizer{"RBAC": no})
 	require.NoError(t, err)
 	for range 3 {
 		_, _, err := a.Authorize(t.Context(), question("friend", "get"))
@@ -186,10 +187,10 @@ func TestAuthorizersThatMakeNoSense(t *testing.T) {
 		`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration"}`: "it must hold an AuthorizationConfiguration",
 	} {
 		path := accesstest.Write(t, text)
-		_, err := NewAuthorizers(path, rbac)
+		_, err := newAuthorizers(path, rbac)
 		require.ErrorContains(t, err, says, text)
 		require.ErrorContains(t, err, path)
 	}
-	_, err := NewAuthorizers(authorizationOf(t, accesstest.Write(t, "{"), "Deny", ""), rbac)
+	_, err := newAuthorizers(authorizationOf(t, accesstest.Write(t, "{"), "Deny", ""), rbac)
 	require.ErrorContains(t, err, "w.example")
 }

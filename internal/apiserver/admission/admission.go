@@ -1,13 +1,14 @@
-// Package admission decides about requests by the webhooks and policies that users have installed. Upstream calls that
+// Package admission decides about requests by the webhooks and policies that users have installed. Upstream's term is
 // dynamic admission control.
 //
-// Nouns. A webhook is a user's server that is asked about a request. A policy is a set of expressions in CEL that a
-// request must satisfy. A binding says where a policy applies, and with which params. Rules are all webhooks, policies
-// and bindings at one revision, compiled.
+// Nouns. A webhook is a server of a user that Logplane asks about a request. A policy is a set of expressions in CEL
+// that a request must satisfy. A binding says where a policy applies, and with which params. Rules are all webhooks,
+// policies and bindings at one revision, compiled.
 //
 // Upstream follows changes with informers, so older rules may still decide about a request. Here the first request
-// after a change makes the rules again before they decide, so the change counts for the very next request on any
-// process. Unchanged policies are not compiled again, nor are webhooks while none of their configurations changes.
+// after a change makes the rules again before the rules decide about that request, so the change counts for the very
+// next request on any process. Only changed policies are compiled again. Webhooks are compiled again only when one of
+// their configurations has changed.
 package admission
 
 import (
@@ -41,11 +42,11 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Config of a Dynamic.
+// Config configures a Dynamic.
 type Config struct {
 	Projection *projection.Projection
 	Listers    *listers.Factory
-	// Services finds the webhooks that are named by a Service.
+	// Services finds endpoints of the webhooks whose configurations name a Service.
 	Services Services
 	// Client and Instances call the API in this process.
 	Client    kubernetes.Interface
@@ -54,8 +55,8 @@ type Config struct {
 	Authorizer authorizer.Authorizer
 	// Types converts the built-in types.
 	Types managedfields.TypeConverter
-	// ResourceOf finds the resource of a policy's params. The error is a meta.NoKindMatchError if there is none. The
-	// result may change with any row that has the prefix Definitions.
+	// ResourceOf finds the resource of a policy's params. If there is no such resource, the error is a
+	// meta.NoKindMatchError. The result may change with any row that has the prefix Definitions.
 	ResourceOf  func(schema.GroupVersionKind) (resource schema.GroupVersionResource, scope meta.RESTScope, err error)
 	Definitions string
 }
@@ -73,7 +74,7 @@ type Dynamic struct {
 
 	mu      sync.Mutex // guards the following fields
 	changes listers.Changes
-	// rules are up to date at the revision up to which changes were reported. They are nil if they must be made again.
+	// rules include every change that was reported so far. They are nil if they must be made again.
 	rules              *rules
 	mutating           webhookKind[*mutatingwebhook.Plugin]
 	validating         webhookKind[*validatingwebhook.Plugin]
@@ -88,7 +89,7 @@ type rules struct {
 	mutating   *mutatingwebhook.Plugin   // nil for no webhooks
 	validating *validatingwebhook.Plugin // nil for no webhooks
 	policies   []validating.PolicyHook
-	// mutate asks the mutations. It is nil if there are none.
+	// mutations are the mutating policies. mutate asks the mutations, and is nil if there are none.
 	mutations []mutating.PolicyHook
 	mutate    generic.Dispatcher[mutating.PolicyHook]
 }
@@ -128,9 +129,8 @@ func (d *Dynamic) Compiled() int64 {
 	return d.compilations
 }
 
-// current returns rules that are as new as the newest view. It makes them again if an event since the last call
-// concerns them. One request makes them, and other requests wait until they are made. The reads have the timeouts of
-// listers.
+// current returns rules that are as new as the newest view. It makes the rules again if an event since the last call
+// concerns the rules. While one request makes the rules, other requests wait. The reads have the timeouts of listers.
 func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	return made, nil
 }
 
-// notice drops the rules if they depend on a row. It requires mu.
+// notice drops the rules if they depend on a row. The caller holds mu.
 func (d *Dynamic) notice(row string) {
 	for _, prefix := range []string{
 		d.mutating.configurations.Prefix(), d.validating.configurations.Prefix(), d.config.Definitions, d.validatingPolicies.policies.Prefix(), d.validatingPolicies.bindings.Prefix(),
@@ -160,7 +160,7 @@ func (d *Dynamic) notice(row string) {
 	}
 }
 
-// read makes the rules of the newest view. It requires mu.
+// read makes the rules of the newest view. The caller holds mu.
 func (d *Dynamic) read() (*rules, error) {
 	made := &rules{}
 	var err error
@@ -182,7 +182,7 @@ func (d *Dynamic) read() (*rules, error) {
 	return made, nil
 }
 
-// configuration returns a plugin's configuration, nil if it has none.
+// configuration returns a plugin's configuration, nil if the plugin has none.
 func (d *Dynamic) configuration(plugin string) io.Reader {
 	text, ok := d.configured[plugin]
 	if !ok {
@@ -213,9 +213,9 @@ type plugin struct {
 	*Dynamic
 }
 
-// judged returns the result of judge, unless judge needed something that could not be read. Then it returns an answer
-// that says so. Upstream would take that for a failure of the webhook or the policy, and ignore it if the failure
-// policy is Ignore.
+// judged returns the result of judge. If judge needed an object that could not be read, judged returns an answer that
+// says so. Upstream would treat the failed read as a failure of the webhook or the policy, and ignore that failure if
+// the failure policy is Ignore.
 func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	before := d.authorizer.failure.Load()
 	err := judge()
@@ -229,15 +229,16 @@ func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	return err
 }
 
-// witness is the authorizer that expressions ask about rights. It does not learn for which request it is asked, and
-// upstream turns its panic into an error of the expression. So it remembers the last failure, of whichever request.
-// Another request that is judged at the same time may then fail too; its client can send it again.
+// witness is the authorizer that expressions ask about rights. A witness does not learn for which request it is asked,
+// and upstream turns a panic of the witness into an error of the expression. So the witness remembers the last failure
+// of any request. Another request that is judged at the same time may then fail, too; the client can send that request
+// again.
 type witness struct {
 	authorizer.Authorizer
 	failure atomic.Pointer[listers.Unreadable]
 }
 
-// Authorize implements authorizer.Authorizer.
+// Authorize implements authorizer.UnconditionalAuthorizer.
 func (w *witness) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -266,26 +267,26 @@ func (p mutations) Admit(ctx context.Context, a admission.Attributes, o admissio
 
 type mutatingWebhooks struct{ plugin }
 
-// Admit implements admission.MutationInterface. The request holds no place while webhooks answer.
+// Admit implements admission.MutationInterface. The request holds no seat while webhooks answer.
 func (p mutatingWebhooks) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	r, err := p.current(ctx)
 	if err != nil || r.mutating == nil {
 		return err
 	}
-	return kubestore.WithoutPlace(ctx, func() error {
+	return kubestore.WithoutSeat(ctx, func() error {
 		return p.judged(ctx, func() error { return r.mutating.Admit(ctx, a, o) })
 	})
 }
 
 type validatingWebhooks struct{ plugin }
 
-// Validate implements admission.ValidationInterface. The request holds no place while webhooks answer.
+// Validate implements admission.ValidationInterface. The request holds no seat while webhooks answer.
 func (p validatingWebhooks) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	r, err := p.current(ctx)
 	if err != nil || r.validating == nil {
 		return err
 	}
-	return kubestore.WithoutPlace(ctx, func() error {
+	return kubestore.WithoutSeat(ctx, func() error {
 		return p.judged(ctx, func() error { return r.validating.Validate(ctx, a, o) })
 	})
 }

@@ -33,7 +33,7 @@ type policyKind[P, B interface {
 	runtime.Object
 	metav1.Object
 }, E generic.Evaluator] struct {
-	// These indexers read the objects.
+	// policies and bindings read the objects of the two types.
 	policies, bindings *listers.Indexer
 	// policyOf returns the name of a binding's policy. paramsOf returns the kind of a policy's params, nil for a policy
 	// without params.
@@ -51,8 +51,8 @@ type compiledPolicy[E any] struct {
 	evaluator E
 }
 
-// read returns the policies that are bound, with their bindings, in the order of their names. A policy that was
-// compiled for the last rules and has not changed is not compiled again. It requires mu.
+// read returns the policies that are bound, with their bindings, in the order of the policies' names. A policy that was
+// compiled for the last rules and has not changed is not compiled again. The caller holds mu.
 func (k *policyKind[P, B, E]) read(d *Dynamic) ([]generic.PolicyHook[P, B, E], error) {
 	all, err := k.bindings.All()
 	if err != nil {
@@ -125,7 +125,7 @@ func matcherOf(compiler *cel.CompositedCompiler, conditions []admissionregistrat
 	return matchconditions.NewMatcher(compiler.CompileCondition(matches, declared, environment.StoredExpressions), failurePolicy, "policy", "validate", name)
 }
 
-// compileMutating compiles a mutating policy as upstream's plugin does, whose function is not exported.
+// compileMutating compiles a mutating policy like upstream's plugin. The plugin's function is not exported.
 func compileMutating(policy *mutating.Policy) mutating.PolicyEvaluator {
 	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
 	compiler, err := newCompiler(policy.Spec.Variables, declared)
@@ -149,8 +149,9 @@ func compileMutating(policy *mutating.Policy) mutating.PolicyEvaluator {
 	return made
 }
 
-// compileValidating compiles a validating policy as upstream's plugin does, whose function is not exported. An
-// expression that cannot be compiled becomes an error when a request comes, and the failure policy decides about it.
+// compileValidating compiles a validating policy like upstream's plugin. The plugin's function is not exported. An
+// expression that cannot be compiled becomes an error when a request comes, and then the policy's failure policy
+// decides.
 func compileValidating(policy *validating.Policy) validating.PolicyEvaluator {
 	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
 	inMessages := cel.OptionalVariableDeclarations{HasParams: declared.HasParams}
@@ -177,8 +178,8 @@ func compileValidating(policy *validating.Policy) validating.PolicyEvaluator {
 	return validating.NewValidator(condition(validations, declared), matcher, condition(annotations, declared), condition(messages, inMessages), failurePolicy, nil)
 }
 
-// paramsOf returns an informer that reads the params of a kind. Params of a built-in kind come from a lister, others
-// through the API. If the kind is not served, the error is a meta.NoKindMatchError.
+// paramsOf returns an informer that reads the params of a kind. Params of a built-in kind come from a lister, and
+// params of a custom kind through the API. If the kind is not served, the error is a meta.NoKindMatchError.
 func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.GenericInformer, meta.RESTScope, error) {
 	wanted := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind) // an invalid version makes a kind that is not served
 	resource, scope, err := d.config.ResourceOf(wanted)
@@ -191,21 +192,21 @@ func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.G
 	return params{d.config.Instances.Resource(resource)}, scope, nil
 }
 
-// params reads the objects of a custom kind that bindings name. It reads them through the API of this process for each
-// request that needs them, in the version that the policy names.
+// params reads the objects of a custom kind that are the params of bindings. For each request that needs these objects,
+// it reads them through the API of this process, in the version that the policy names.
 type params struct {
 	of dynamic.NamespaceableResourceInterface
 }
 
 var _ informers.GenericInformer = params{}
 
-// Informer implements informers.GenericInformer; upstream only asks whether it has synced.
+// Informer implements informers.GenericInformer; upstream only asks whether the informer has synced.
 func (p params) Informer() toolscache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister implements informers.GenericInformer.
 func (p params) Lister() toolscache.GenericLister { return paramLister{p, p.of} }
 
-// paramLister lists params of all namespaces, or of one.
+// paramLister lists params of all namespaces, or of one namespace.
 type paramLister struct {
 	params
 	resource dynamic.ResourceInterface
@@ -239,8 +240,8 @@ func (l paramLister) Get(name string) (runtime.Object, error) {
 	return object, nil
 }
 
-// surely panics as a lister does if the error says that this process could not answer, since upstream would take that
-// for a failure of the policy.
+// surely panics, like a lister, if the error says that this process could not answer. Upstream would treat such an
+// error as a failure of the policy.
 func surely(err error) error {
 	if apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) {
 		panic(listers.Unreadable{Err: err})

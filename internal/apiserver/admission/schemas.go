@@ -16,15 +16,15 @@ import (
 	"k8s.io/kube-openapi/pkg/spec3"
 )
 
-// schemas has the types of the objects to which mutating policies apply configurations. Upstream polls OpenAPI for
-// them. Here they belong to the rules of one revision, and rules are made again when a definition changes. So a type
-// that was read once stays right.
+// schemas has the types of the objects to which mutating policies apply configurations. Upstream polls OpenAPI for the
+// types. Here the types belong to the rules of one revision, and rules are made again when a definition changes. So a
+// type that was read once stays valid.
 type schemas struct {
 	builtin managedfields.TypeConverter
 	openapi openapi.Client
 
 	mu     sync.Mutex
-	custom map[schema.GroupVersion]managedfields.TypeConverter // by mu
+	custom map[schema.GroupVersion]managedfields.TypeConverter // guarded by mu
 }
 
 var _ patch.TypeConverterManager = (*schemas)(nil)

@@ -20,7 +20,11 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+	webhookinit "k8s.io/apiserver/pkg/admission/plugin/webhook/initializer"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/apiserver/pkg/util/proxy"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers/admissionregistration"
@@ -28,6 +32,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/kubeapiserver/admission/exclusion"
 
 	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 	"github.com/logplane/logplane/internal/apiserver/listers"
@@ -36,7 +41,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// webhookKind is one of the two kinds of webhooks. Upstream's plugin P asks them. Dynamic's mu guards it.
+// webhookKind is one of the two kinds of webhooks. Upstream's plugin P asks the webhooks of the kind. Dynamic's mu
+// guards it.
 type webhookKind[P any] struct {
 	name string
 	// configurations reads the objects.
@@ -44,14 +50,15 @@ type webhookKind[P any] struct {
 	make           func(configuration io.Reader) (P, error)
 	callerOf       func(P) *generic.Webhook
 
-	// last is the plugin of the last rules. versions has the versions of the configurations that it was made with, by
-	// name.
+	// last is the plugin of the last rules. versions has, by name, the versions of the configurations with which that
+	// plugin was made.
 	last     P
 	versions map[string]string
 }
 
-// read returns a plugin with the newest configurations, or nil if there are none. The plugin of the last rules has
-// compiled its conditions and holds connections, so it is used as long as no configuration changes. It requires mu.
+// read returns a plugin with the newest configurations, or nil if there are no configurations. The plugin of the last
+// rules has compiled its conditions and holds connections, so read returns that plugin again as long as no
+// configuration changes. The caller holds mu.
 func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 	snapshot, versions, err := snapshotOf(k.configurations)
 	if err != nil {
@@ -66,11 +73,12 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 			return none, err
 		}
 		w := k.callerOf(made)
-		w.SetExternalKubeClientSet(d.config.Client)
-		w.SetExternalKubeInformerFactory(&frozen{d.config.Listers, snapshot})
-		w.SetAuthorizer(d.authorizer)
-		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver()) // returns a name, which dial does not need
-		w.SetAuthenticationInfoResolverWrapper(d.config.Services.Calls)
+		// Upstream's initializers, so that nothing is missed that a webhook newly wants.
+		initializer.New(d.config.Client, nil, &frozen{d.config.Listers, snapshot}, d.authorizer, utilfeature.DefaultFeatureGate,
+			compatibility.DefaultBuildEffectiveVersion(), nil, nil).Initialize(w)
+		named := webhookutil.NewDefaultServiceResolver() // returns a name, which dial does not need
+		webhookinit.NewPluginInitializer(d.config.Services.Calls, named).Initialize(w)
+		w.SetExcludedAdmissionResources(exclusion.Excluded())
 		if err := w.ValidateInitialization(); err != nil {
 			return none, err
 		}
@@ -97,8 +105,8 @@ func snapshotOf(i *listers.Indexer) (snapshot toolscache.Indexer, versions map[s
 	return snapshot, versions, nil
 }
 
-// frozen is a factory whose webhook configurations are a snapshot. They are of one kind, because the plugin asks for
-// only one. Other objects come from the newest view.
+// frozen is a factory whose webhook configurations are a snapshot. All configurations in the snapshot are of one kind,
+// because a plugin asks for only one kind. Other objects come from the newest view.
 type frozen struct {
 	*listers.Factory
 	configurations toolscache.Indexer
@@ -121,9 +129,9 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 // itself is the address to which upstream sends the credentials of the process's own Pod, or of its loopback client.
 const itself = "kubernetes.default.svc:443"
 
-// Calls configures the calls of webhooks. They go with the credentials that the operator has configured for them, and
-// to an endpoint of the Service if the webhook is named by one. A call of this API itself goes without credentials,
-// since any user may have chosen its path.
+// Calls configures the calls of webhooks. A call has the credentials that the operator has configured for the webhook.
+// If the webhook's configuration names a Service, the call goes to an endpoint of the Service. A call to this API
+// itself has no credentials, since any user may have chosen the path of the call.
 func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 	configure := func(hostPort string) (*rest.Config, error) {
 		known, err := &rest.Config{Timeout: defaultTimeout}, error(nil)
@@ -155,8 +163,8 @@ func (s Services) Calls(upstream webhookutil.AuthenticationInfoResolver) webhook
 
 // search is the search of one call for an endpoint of the webhook's Service.
 type search struct {
-	// failure is the error of reading the Service. It is nil if the Service was read, or need not be. It is set as soon
-	// as the search starts, because the call may end before the search does.
+	// failure is the error of reading the Service. failure is nil if the Service was read, or did not have to be read.
+	// failure is set as soon as the search starts, because the call may end before the search does.
 	failure atomic.Pointer[error]
 }
 
@@ -180,9 +188,9 @@ func (s Services) dial(ctx context.Context, network, namespace, name string, por
 	return s.dialer.DialContext(ctx, network, at.Host)
 }
 
-// searching records in the request's context if the webhook could not be called because its Service could not be read.
-// That is not a failure of the webhook, and upstream's interface cannot return it. A conversion does not know its
-// request's context, so the error's text says it too (IsAboutUnread).
+// searching records in the request's context that a webhook could not be called because the webhook's Service could not
+// be read. An unread Service is not a failure of the webhook, but upstream's interface cannot tell the two apart. A
+// conversion does not know the context of its request, so the error's text names the cause, too (IsAboutUnread).
 type searching struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -199,24 +207,24 @@ func (r searching) RoundTrip(out *http.Request) (*http.Response, error) {
 
 const unreadService = "the Service of the webhook could not be read"
 
-// IsAboutUnread reports whether an error's text says that a webhook could not be called because its Service could not
-// be read.
+// IsAboutUnread reports whether an error's text says that a webhook could not be called because the webhook's Service
+// could not be read.
 func IsAboutUnread(text string) bool { return strings.Contains(text, unreadService) }
 
 const (
 	// maxAnswer is how many bytes of a webhook's answer are read: twice a patch of the largest object. Upstream reads
 	// without a bound, so a webhook could take all memory of the process.
 	maxAnswer = 8 << 20
-	// smallAnswer is how many bytes an answer may have if it is not JSON. Decoders also accept YAML, and need much
-	// memory for it.
+	// smallAnswer is how many bytes an answer may have if the answer is not JSON. Decoders also accept YAML, but need
+	// much memory to decode YAML.
 	smallAnswer = 64 << 10
-	// defaultTimeout is upstream's timeout for a call without another one.
+	// defaultTimeout is upstream's timeout for a webhook that sets no timeout.
 	defaultTimeout = 30 * time.Second
 )
 
-// affordable returns an error for an answer that is not decoded because it would cost more than any request's body may.
-// 8 MiB of numbers took half a second and some hundred MiB. A malformed answer is left to the decoder, whose error
-// explains it.
+// affordable returns an error for an answer that would cost more to decode than any request's body may. Such an answer
+// is not decoded: 8 MiB of numbers took half a second and some hundred MiB. affordable accepts a malformed answer,
+// because the decoder's error explains the mistake.
 func affordable(answer []byte) error {
 	large, measure := len(answer) > smallAnswer, shape.YAML // JSON is YAML, too
 	if large {
@@ -233,8 +241,8 @@ func affordable(answer []byte) error {
 	return nil
 }
 
-// Services finds an endpoint of a server that is named by its Service. Upstream by default calls the cluster IP, which
-// does not work without a kube-proxy beside the process.
+// Services finds an endpoint of a server that an object names by a Service. By default upstream calls the Service's
+// cluster IP, which does not work without a kube-proxy on the same machine.
 type Services struct {
 	services  corelisters.ServiceLister
 	endpoints proxy.EndpointSliceGetter
@@ -244,8 +252,8 @@ type Services struct {
 var _ webhookutil.ServiceResolver = Services{}
 
 // NewServices returns a Services, for webhooks and for remote API servers. An endpoint must be an IP address, not a
-// name: validation of EndpointSlices refuses this machine's own addresses, but a name could resolve to them. The dialer
-// connects to endpoints, and to webhooks that are named by URLs.
+// name: validation of EndpointSlices refuses this machine's own addresses, but a name could resolve to such an address.
+// The dialer connects to endpoints, and to webhooks that are named by URLs.
 func NewServices(f *listers.Factory, dialer *net.Dialer) (Services, error) {
 	endpoints, err := proxy.NewEndpointSliceListerGetter(f.Discovery().V1().EndpointSlices().Lister())
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"github.com/logplane/logplane/internal/calls"
 )
 
-// TestAnswersAreMeasured: a webhook's answer has the bounds of a request's body, which are checked before it is
-// decoded, and only JSON may be large. A malformed answer is left to decoders to explain.
+// TestAnswersAreMeasured: a webhook's answer has the bounds of a request's body, and only JSON may be large. The bounds
+// are checked before the answer is decoded. A malformed answer is accepted, because the decoder's error explains the
+// mistake.
 func TestAnswersAreMeasured(t *testing.T) {
 	aliases := "a: &a [" + strings.Repeat("0,", 1000) + "0]\nb: [" + strings.Repeat("*a,", 1000) + "0]\n"
 	for name, c := range map[string]struct{ answer, says string }{

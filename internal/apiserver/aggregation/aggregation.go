@@ -1,19 +1,21 @@
-// Package aggregation forwards requests to other API servers, and knows which versions those serve.
+// Package aggregation forwards requests to other API servers, and knows which versions those servers serve.
 //
 // Nouns. An APIService names the server of one version of a group. A local APIService stands for this server. A remote
-// one names the Service of another server, a remote server. Upstream's aggregator follows APIServices with informers,
-// and asks remote servers in the background. Here a request that needs an answer does both itself.
+// APIService names the Service of another server, which is called a remote server. Upstream's aggregator follows
+// APIServices with informers, and asks remote servers in the background. Here a request that needs an answer reads the
+// APIServices and asks the remote servers itself.
 //
 // The path of a request through the package:
 //
 //  1. Remote finds the APIService of the request's group version in the newest view.
-//  2. servers.go has the connections to its server. An address that could not be reached is not tried for some seconds.
+//  2. servers.go has the connections to the server that the APIService names. An address that could not be reached is
+//     not tried for some seconds.
 //  3. forward.go sends the request there, as the proxy that may say who the user is, and passes the answer on.
-//  4. documents.go asks servers for their discovery and OpenAPI, all at once and not for long, and keeps the answers
-//     for some seconds.
-//  5. storage.go stores APIServices. local.go makes the local ones, and check.go finds which remote ones are available.
-//     Bootstrap and the lifecycle write the results.
-//  6. trust.go publishes the certificates by which remote servers recognize this one.
+//  4. documents.go asks servers for their discovery and OpenAPI, all at the same time and for a few seconds at most,
+//     and keeps the answers for some seconds.
+//  5. storage.go stores APIServices. local.go makes the local APIServices, and check.go finds out which remote servers
+//     can be reached. Bootstrap and the lifecycle write the results.
+//  6. trust.go publishes the certificates by which remote servers recognize this server.
 package aggregation
 
 import (
@@ -21,7 +23,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -54,16 +55,14 @@ type Config struct {
 	CertFile, KeyFile string
 	// Timeout is how long a remote server may take to begin its answer.
 	Timeout time.Duration
-	// Fail answers with an error as a Status.
-	Fail   func(http.ResponseWriter, *http.Request, error)
-	Logger *slog.Logger
+	Logger  *slog.Logger
 }
 
 // Aggregator forwards requests. It is safe for concurrent use.
 type Aggregator struct {
 	config Config
 	rows   *listers.Indexer
-	// certificate is nil if there is none.
+	// certificate is nil if the configuration names no certificate.
 	certificate *reload.Value[tls.Certificate]
 	// down has the addresses that could not be reached.
 	down *lru.Cache[string, failure]
@@ -78,18 +77,16 @@ func New(c Config) (*Aggregator, error) {
 		Object: &apiregistrationv1.APIService{}, Resource: Resource, Prefix: Prefix,
 		Decoder: aggregatorscheme.Codecs.UniversalDecoder(apiregistrationv1.SchemeGroupVersion), Lenient: true,
 	})}
-	var err error
 	if c.CertFile != "" {
+		var err error
 		a.certificate, err = reload.New(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(c.CertFile, c.KeyFile) }, c.CertFile, c.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("load --proxy-client-cert-file: %w", err)
 		}
 	}
-	if a.down, err = lru.New[string, failure](keptFailures); err != nil {
-		return nil, err
-	}
-	a.servers, err = lru.NewWithEvict(keptServers, func(_ serverKey, s *server) { s.transport.CloseIdleConnections() })
-	return a, err
+	a.down, _ = lru.New[string, failure](keptFailures) // fails only for a size below one; so does the next call
+	a.servers, _ = lru.NewWithEvict(keptServers, func(_ serverKey, s *server) { s.transport.CloseIdleConnections() })
+	return a, nil
 }
 
 // Certificate returns the certificate by which remote servers recognize this server, nil if there is none.
@@ -137,8 +134,8 @@ func (a *Aggregator) All() ([]*apiregistrationv1.APIService, error) {
 	return remote, nil
 }
 
-// isRemote reports whether another server serves the version of an APIService. It is false for a built-in version: its
-// APIService may be older than the check that refuses such APIServices.
+// isRemote reports whether another server serves the version of an APIService. It is false for a built-in version,
+// whose APIService may be older than the check that refuses remote APIServices of built-in versions.
 func isRemote(service *apiregistrationv1.APIService) bool {
 	return service.Spec.Service != nil && !customresources.IsBuiltin(service.Spec.Group, service.Spec.Version)
 }

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// checkTimeout bounds the check of one server; checks is how many of its endpoints are tried.
+	// checkTimeout bounds the check of one server; checks is how many of the server's endpoints are tried.
 	checkTimeout = 5 * time.Second
 	checks       = 3
 )
 
 // Check returns the condition that upstream's controller writes: whether the server of a remote APIService can be
-// reached. If the Service could not be read, the condition is unknown, and it returns an error.
+// reached. If the Service could not be read, the condition is unknown, and Check returns an error.
 func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) (condition apiregistrationv1.APIServiceCondition, err error) {
 	condition = apiregistrationv1.APIServiceCondition{
 		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, LastTransitionTime: metav1.Now(),
@@ -47,7 +47,8 @@ func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APISe
 	return condition, nil
 }
 
-// missing says what the Service of a remote APIService lacks to be called.
+// missing returns why the Service of a remote APIService cannot be called; reason and message are empty if it can be
+// called.
 func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string, err error) {
 	at, port := service.Spec.Service, portOf(service)
 	found, err := a.serviceOf(at)
@@ -74,7 +75,7 @@ func (a *Aggregator) serviceOf(at *apiregistrationv1.ServiceReference) (found *c
 	return a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
 }
 
-// probe asks the server for the discovery of its version, which it must serve.
+// probe asks the server for the discovery of the APIService's version, which the server must serve.
 func (a *Aggregator) probe(ctx context.Context, service *apiregistrationv1.APIService) error {
 	s, err := a.serverOf(service)
 	if err != nil {

@@ -38,13 +38,13 @@ const (
 	mostOpenAPI   = 8 << 20
 )
 
-// The users as whom upstream asks a server for its discovery, and for its OpenAPI.
+// Upstream asks a server for its discovery and for its OpenAPI as these users.
 var (
 	discoverer = &user.DefaultInfo{Name: "system:kube-aggregator", Groups: []string{user.SystemPrivilegedGroup}}
 	describer  = &user.DefaultInfo{Name: "system:aggregator"}
 )
 
-// answer of a server.
+// answer is the answer of a server to one request.
 type answer struct {
 	code   int
 	header http.Header
@@ -85,7 +85,7 @@ func (n answer) unexpected(path string) error {
 	return fmt.Errorf("bad status from %s: %d", path, n.code)
 }
 
-// discovered is what a server serves. versions is nil for a server without aggregated discovery.
+// discovered describes the versions that a server serves. versions is nil for a server without aggregated discovery.
 type discovered struct {
 	etag     string
 	versions map[schema.GroupVersion]apidiscoveryv2.APIVersionDiscovery
@@ -99,24 +99,23 @@ var discoveryCodecs = sync.OnceValue(func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme)
 })
 
-// Discover returns what the servers of remote APIServices serve, in the order of the APIServices. A version whose
-// server does not answer in time is marked stale, with the resources that were last known, or none.
+// Discover returns the discovery of the version of each remote APIService, in the order of the APIServices. A version
+// whose server does not answer in time is marked stale. Such a version has the resources that were last known, or no
+// resources.
 func (a *Aggregator) Discover(ctx context.Context, services []*apiregistrationv1.APIService) ([]apidiscoveryv2.APIVersionDiscovery, error) {
-	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
-		return unfresh(&s.discovery, func(ctx context.Context, before *discovered) (*discovered, error) { return a.discover(ctx, s, before) })
-	}); err != nil {
+	ofServer := func(s *server, _ schema.GroupVersion) *kept[*discovered] { return &s.discovery }
+	if _, err := answersOf(ctx, a, services, ofServer, a.discover); err != nil {
 		return nil, err
 	}
 	// As in upstream, servers without aggregated discovery are asked for each version. A server that did not answer is
 	// not asked again.
-	if err := a.ask(ctx, services, func(s *server, version schema.GroupVersion) []func(context.Context) {
+	ofVersion := func(s *server, version schema.GroupVersion) *kept[[]apidiscoveryv2.APIResourceDiscovery] {
 		if known, err := s.discovery.last(); err != nil || known.versions != nil {
 			return nil
 		}
-		return unfresh(s.legacyOf(version), func(ctx context.Context, _ []apidiscoveryv2.APIResourceDiscovery) ([]apidiscoveryv2.APIResourceDiscovery, error) {
-			return a.discoverVersion(ctx, s, version)
-		})
-	}); err != nil {
+		return s.legacyOf(version)
+	}
+	if _, err := answersOf(ctx, a, services, ofVersion, a.discoverVersion); err != nil {
 		return nil, err
 	}
 	all := make([]apidiscoveryv2.APIVersionDiscovery, len(services))
@@ -149,26 +148,38 @@ func (a *Aggregator) lastDiscovered(service *apiregistrationv1.APIService) apidi
 	return found
 }
 
-// ask calls the functions that 'of' returns for the server of each APIService.
-func (a *Aggregator) ask(ctx context.Context, services []*apiregistrationv1.APIService, of func(*server, schema.GroupVersion) []func(context.Context)) error {
+// answersOf asks the server of each APIService with 'ask', unless 'of' returns nil or a fresh answer. It returns each
+// server's last answer, in the order of the APIServices; the zero value stands for no answer.
+func answersOf[T any](ctx context.Context, a *Aggregator, services []*apiregistrationv1.APIService,
+	of func(*server, schema.GroupVersion) *kept[T], ask func(context.Context, *server, schema.GroupVersion, T) (T, error),
+) ([]T, error) {
+	answers := make([]*kept[T], len(services))
 	var asks []func(context.Context)
-	for _, service := range services {
+	for i, service := range services {
 		s, err := a.serverOf(service)
 		if err != nil {
 			a.config.Logger.WarnContext(ctx, "a remote API server cannot be asked what it serves", "apiService", service.Name, "error", err)
 			continue
 		}
-		asks = append(asks, of(s, versionOf(service))...)
+		version := versionOf(service)
+		k := of(s, version)
+		if answers[i] = k; k == nil || k.isFresh() {
+			continue
+		}
+		asks = append(asks, func(ctx context.Context) {
+			k.ask(ctx, func(ctx context.Context, before T) (T, error) { return ask(ctx, s, version, before) })
+		})
 	}
-	return askAll(ctx, asks)
-}
-
-// unfresh returns a function that asks the server, or none if the kept answer is fresh.
-func unfresh[T any](k *kept[T], f func(context.Context, T) (T, error)) []func(context.Context) {
-	if k.isFresh() {
-		return nil
+	if err := askAll(ctx, asks); err != nil {
+		return nil, err
 	}
-	return []func(context.Context){func(ctx context.Context) { k.ask(ctx, f) }}
+	all := make([]T, len(services))
+	for i, k := range answers {
+		if k != nil {
+			all[i], _ = k.last()
+		}
+	}
+	return all, nil
 }
 
 func (s *server) legacyOf(version schema.GroupVersion) *kept[[]apidiscoveryv2.APIResourceDiscovery] {
@@ -183,8 +194,8 @@ func (s *server) legacyOf(version schema.GroupVersion) *kept[[]apidiscoveryv2.AP
 }
 
 // discover asks a server for aggregated discovery.
-func (a *Aggregator) discover(ctx context.Context, s *server, before *discovered) (*discovered, error) {
-	header := http.Header{"Accept": {discovery.AcceptV2 + "," + discovery.AcceptV2Beta1}}
+func (a *Aggregator) discover(ctx context.Context, s *server, _ schema.GroupVersion, before *discovered) (*discovered, error) {
+	header := http.Header{"Accept": {discovery.AcceptV2}}
 	if before != nil && before.etag != "" {
 		header.Set("If-None-Match", before.etag)
 	}
@@ -225,7 +236,7 @@ func isAggregated(contentType string) bool {
 	return false
 }
 
-// withKinds fills in missing kinds, since some clients cannot read a list without them.
+// withKinds fills in missing kinds, since some clients cannot read a list without kinds.
 func withKinds(resources []apidiscoveryv2.APIResourceDiscovery) {
 	for i := range resources {
 		if resources[i].ResponseKind == nil {
@@ -239,19 +250,28 @@ func withKinds(resources []apidiscoveryv2.APIResourceDiscovery) {
 	}
 }
 
-// discoverVersion asks a server for the discovery of one version.
-func (a *Aggregator) discoverVersion(ctx context.Context, s *server, version schema.GroupVersion) ([]apidiscoveryv2.APIResourceDiscovery, error) {
-	path := "/apis/" + version.String()
-	got, err := a.get(ctx, s, discoverer, path, http.Header{"Accept": {runtime.ContentTypeJSON}}, mostDiscovery)
+// getJSON asks a server for a document and decodes it.
+func (a *Aggregator) getJSON(ctx context.Context, s *server, as user.Info, path string, into any) error {
+	got, err := a.get(ctx, s, as, path, http.Header{"Accept": {runtime.ContentTypeJSON}}, mostDiscovery)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if got.code != http.StatusOK {
-		return nil, got.unexpected(path)
+		return got.unexpected(path)
 	}
+	if err := json.Unmarshal(got.body, into); err != nil {
+		return fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	}
+	return nil
+}
+
+// discoverVersion asks a server for the discovery of one version.
+func (a *Aggregator) discoverVersion(ctx context.Context, s *server, version schema.GroupVersion,
+	_ []apidiscoveryv2.APIResourceDiscovery,
+) ([]apidiscoveryv2.APIResourceDiscovery, error) {
 	var list metav1.APIResourceList
-	if err := json.Unmarshal(got.body, &list); err != nil {
-		return nil, fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	if err := a.getJSON(ctx, s, discoverer, "/apis/"+version.String(), &list); err != nil {
+		return nil, err
 	}
 	return endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
 }
@@ -259,38 +279,25 @@ func (a *Aggregator) discoverVersion(ctx context.Context, s *server, version sch
 // OpenAPIV3 returns the locations of the OpenAPI v3 documents of remote group versions, by their paths below
 // '/openapi/v3'. It leaves out versions whose server has never answered.
 func (a *Aggregator) OpenAPIV3(ctx context.Context, services []*apiregistrationv1.APIService) (map[string]string, error) {
-	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
-		return unfresh(&s.openapi3, func(ctx context.Context, _ map[string]string) (map[string]string, error) { return a.indexOf(ctx, s) })
-	}); err != nil {
+	ofServer := func(s *server, _ schema.GroupVersion) *kept[map[string]string] { return &s.openapi3 }
+	answers, err := answersOf(ctx, a, services, ofServer, a.indexOf)
+	if err != nil {
 		return nil, err
 	}
 	all := map[string]string{}
-	for _, service := range services {
-		s, err := a.serverOf(service)
-		if err != nil {
-			continue
-		}
+	for i, service := range services {
 		path := "apis/" + versionOf(service).String()
-		known, _ := s.openapi3.last()
-		if location, ok := known[path]; ok {
+		if location, ok := answers[i][path]; ok {
 			all[path] = location
 		}
 	}
 	return all, nil
 }
 
-func (a *Aggregator) indexOf(ctx context.Context, s *server) (map[string]string, error) {
-	const path = "/openapi/v3"
-	got, err := a.get(ctx, s, describer, path, http.Header{"Accept": {runtime.ContentTypeJSON}}, mostDiscovery)
-	if err != nil {
-		return nil, err
-	}
-	if got.code != http.StatusOK {
-		return nil, got.unexpected(path)
-	}
+func (a *Aggregator) indexOf(ctx context.Context, s *server, _ schema.GroupVersion, _ map[string]string) (map[string]string, error) {
 	var index handler3.OpenAPIV3Discovery
-	if err := json.Unmarshal(got.body, &index); err != nil {
-		return nil, fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	if err := a.getJSON(ctx, s, describer, "/openapi/v3", &index); err != nil {
+		return nil, err
 	}
 	all := map[string]string{}
 	for path, at := range index.Paths {
@@ -308,22 +315,8 @@ type Document struct {
 // OpenAPIV2 returns the OpenAPI v2 documents of the APIServices' servers, in the order of the APIServices. The document
 // of a server that has never answered is nil. Documents must not be changed.
 func (a *Aggregator) OpenAPIV2(ctx context.Context, services []*apiregistrationv1.APIService) ([]*Document, error) {
-	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
-		return unfresh(&s.openapi2, func(ctx context.Context, before *Document) (*Document, error) { return a.describe(ctx, s, before) })
-	}); err != nil {
-		return nil, err
-	}
-	all := make([]*Document, len(services))
-	for i, service := range services {
-		s, err := a.serverOf(service)
-		if err != nil {
-			continue
-		}
-		if known, _ := s.openapi2.last(); known != nil {
-			all[i] = known
-		}
-	}
-	return all, nil
+	ofServer := func(s *server, _ schema.GroupVersion) *kept[*Document] { return &s.openapi2 }
+	return answersOf(ctx, a, services, ofServer, a.describe)
 }
 
 // Only returns the part of the document that is about one group version.
@@ -331,7 +324,7 @@ func (d *Document) Only(version schema.GroupVersion) *spec.Swagger {
 	return openapiaggregator.FilterSpecByPathsWithoutSideEffects(d.Swagger, []string{"/apis/" + version.String() + "/"})
 }
 
-func (a *Aggregator) describe(ctx context.Context, s *server, before *Document) (*Document, error) {
+func (a *Aggregator) describe(ctx context.Context, s *server, _ schema.GroupVersion, before *Document) (*Document, error) {
 	const path = "/openapi/v2"
 	header := http.Header{"Accept": {runtime.ContentTypeJSON}}
 	if before != nil {

@@ -20,28 +20,29 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// errAnswered says that the answer was passed on, so the request does not need a place again.
+// errAnswered says that the answer was passed on, so the request does not need a seat again.
 var errAnswered = errors.New("the request was answered")
 
-// Forward sends an authorized request to the remote server that the APIService names, and passes its answer on. The
-// request does not hold a place meanwhile, so a slow server does not hold up other requests. The context of a watch
-// must end with this process (kubestore.EndOf).
+// Forward sends an authorized request to the remote server that the APIService names, and passes the server's answer
+// on. The request does not hold a seat meanwhile, so a slow server does not hold up other requests. The context of a
+// watch must end with this process (kubestore.Request.End).
 func (a *Aggregator) Forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) {
-	err := kubestore.WithoutPlace(r.Context(), func() error {
+	err := kubestore.WithoutSeat(r.Context(), func() error {
 		if err := a.forward(w, r, service); err != nil {
 			return err
 		}
 		return errAnswered
 	})
 	if err != nil && err != errAnswered {
-		a.config.Fail(w, r, err)
+		answers.Fail(w, r, err)
 	}
 }
 
-// forward returns an error if nothing was sent.
+// forward returns an error if it has sent nothing, neither to the server nor to the client.
 func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) error {
 	user, ok := apirequest.UserFrom(r.Context())
 	if !ok {
@@ -59,11 +60,11 @@ func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *ap
 	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r)
 	defer cancelSent()
 	upgrade := httpstream.IsUpgradeRequest(r)
-	if upgrade { // the handler sends this itself, and uses only the transport's dialer
+	if upgrade { // the handler sends an upgrade itself, and uses only the transport's dialer
 		transport.SetAuthProxyHeaders(sent, user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra())
 	}
-	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, kubestore.EndOf(r.Context())})
-	handler := proxy.NewUpgradeAwareHandler(location, through, true, upgrade, failing(a.config.Fail))
+	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, kubestore.RequestOf(r.Context()).End})
+	handler := proxy.NewUpgradeAwareHandler(location, through, true, upgrade, failing{})
 	handler.RejectForwardingRedirects = true
 	handler.ServeHTTP(w, sent)
 	return nil
@@ -77,22 +78,22 @@ func uidOf(u user.Info) string {
 }
 
 // failing answers the client if the server cannot be reached or does not answer.
-type failing func(http.ResponseWriter, *http.Request, error)
+type failing struct{}
 
 // Error implements proxy.ErrorResponder. The answer has no Retry-After, because the outcome of a write may be unknown
 // (row 61).
-func (f failing) Error(w http.ResponseWriter, r *http.Request, err error) {
+func (failing) Error(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
 		err = apierrors.NewTimeoutError("the remote API server did not answer within the allotted timeout", 0)
 	case apierrors.ReasonForError(err) == "":
 		err = apierrors.NewServiceUnavailable(fmt.Sprintf("error trying to reach service: %v", err))
 	}
-	f(w, r, err)
+	answers.Fail(w, r, err)
 }
 
-// ending ends the body of an answer early and without an error once end is closed, because this process stops. The
-// client of a watch then watches again.
+// ending ends the body of an answer early, without an error, when this process stops: end is then closed. The client of
+// a watch then watches again.
 type ending struct {
 	http.RoundTripper
 	end <-chan struct{}
@@ -117,7 +118,7 @@ type endingBody struct {
 	end <-chan struct{}
 }
 
-// Read implements io.Reader. If end is closed, the error is that of the canceled request, and the body ends without it.
+// Read implements io.Reader. If end is closed, the body ends without the error of the canceled request.
 func (b endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// keptFor is how long an answer is used before the server is asked again. The same is true of a failure to get one.
+	// keptFor is how long an answer, or a failure to get an answer, is used before the server is asked again.
 	keptFor = 10 * time.Second
 	// patience is how long a request waits for servers to describe themselves.
 	patience = 3 * time.Second
@@ -21,16 +21,16 @@ const (
 // kept is a server's last answer about itself. It is safe for concurrent use.
 type kept[T any] struct {
 	mu sync.Mutex // guards the following fields
-	// value is the last answer, even if later requests failed. err is the error of the newest request, nil if it
-	// succeeded.
+	// value is the last answer, even if later requests failed. err is the error of the newest request, nil if that
+	// request succeeded.
 	value T
 	err   error
 	at    time.Time
-	// asking is closed when the request that is under way has ended; nil if none is.
+	// asking is closed when the running request has ended; nil if no request is running.
 	asking chan struct{}
 }
 
-// last returns the last answer, and an error if that may be too old.
+// last returns the last answer, and an error if the answer may be too old.
 func (k *kept[T]) last() (T, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -48,11 +48,11 @@ func (k *kept[T]) isFresh() bool {
 	return !k.at.IsZero() && time.Since(k.at) < keptFor
 }
 
-// errImpatient says that the server took too long, rather than that a client gave up.
+// errImpatient says that the server took too long, and not that a client gave up.
 var errImpatient = fmt.Errorf("the server did not answer within %s", patience)
 
-// ask asks the server with f, which gets the last answer. Only one caller asks at a time. Other callers wait for its
-// answer; if its client gives up, one of them asks.
+// ask asks the server with f, which gets the last answer. Only one caller asks at a time. Other callers wait for the
+// answer to that caller; if that caller's client gives up, one of the waiting callers asks.
 func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)) {
 	k.mu.Lock()
 	for k.asking != nil {
@@ -65,7 +65,7 @@ func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)
 		}
 		k.mu.Lock()
 	}
-	if !k.at.IsZero() && time.Since(k.at) < keptFor { // asked since the caller looked
+	if !k.at.IsZero() && time.Since(k.at) < keptFor { // another caller has asked since this caller looked
 		k.mu.Unlock()
 		return
 	}
@@ -90,7 +90,8 @@ func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)
 	}
 }
 
-// guarded calls f, and returns a panic as an error, since its goroutine has no request handler that would recover.
+// guarded calls f, and returns a panic of f as an error, since no request handler in this goroutine would recover the
+// panic.
 func guarded[T any](ctx context.Context, before T, f func(context.Context, T) (T, error)) (value T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -100,12 +101,13 @@ func guarded[T any](ctx context.Context, before T, f func(context.Context, T) (T
 	return f(ctx, before)
 }
 
-// askAll asks servers at the same time, and waits no longer than patience. The request does not hold a place meanwhile.
+// askAll asks all servers at the same time, and waits no longer than patience. The request does not hold a seat
+// meanwhile.
 func askAll(ctx context.Context, asks []func(context.Context)) error {
 	if len(asks) == 0 {
 		return nil
 	}
-	return kubestore.WithoutPlace(ctx, func() error {
+	return kubestore.WithoutSeat(ctx, func() error {
 		ctx, cancel := context.WithTimeoutCause(ctx, patience, errImpatient)
 		defer cancel()
 		var running sync.WaitGroup

@@ -10,12 +10,13 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// Values of upstream's label of the APIServices that a server makes for itself.
+// The values of the label that upstream puts on each APIService that a server makes for itself.
 const (
-	// OnStart marks the APIService of a built-in version. It is made when a cluster is made, and again for a new
-	// version of Kubernetes.
+	// OnStart marks the APIService of a built-in version. Such an APIService is made with the cluster, and again for a
+	// new version of Kubernetes.
 	OnStart = "onstart"
-	// Always marks the APIService of a version of custom resources. It exists as long as a CRD serves the version.
+	// Always marks the APIService of a version of custom resources. Such an APIService exists as long as a CRD serves
+	// the version.
 	Always = "true"
 )
 
@@ -24,8 +25,8 @@ func Managed(service *apiregistrationv1.APIService) string {
 	return service.Labels[autoregister.AutoRegisterManagedLabel]
 }
 
-// Local returns the APIService of a version that this server serves itself. It returns nil for a built-in version that
-// has none: in upstream, too, the aggregator's own group has no APIService.
+// Local returns the APIService of a version that this server serves itself. It returns nil for a built-in version
+// without an APIService: in upstream, too, the aggregator's own group has no APIService.
 func Local(version schema.GroupVersion, managed string) *apiregistrationv1.APIService {
 	priority := controlplane.APIServicePriority{Group: 1000, Version: 100} // of custom resources
 	if managed == OnStart {
@@ -43,24 +44,20 @@ func Local(version schema.GroupVersion, managed string) *apiregistrationv1.APISe
 }
 
 // Builtin returns the APIServices of the built-in versions, in the order of discovery.
-func Builtin() ([]*apiregistrationv1.APIService, error) {
-	groups, err := spec.Groups()
-	if err != nil {
-		return nil, err
-	}
+func Builtin() []*apiregistrationv1.APIService {
 	var all []*apiregistrationv1.APIService
-	for _, g := range groups {
+	for _, g := range spec.Groups() {
 		for _, v := range g.Versions {
 			if service := Local(schema.GroupVersion{Group: g.Name, Version: v.Name}, OnStart); service != nil {
 				all = append(all, service)
 			}
 		}
 	}
-	return all, nil
+	return all
 }
 
-// priorities are those of kube-apiserver. One half of kube-apiserver's table is not exported; a test compares it with
-// kubePriorities.
+// priorities are the priorities of kube-apiserver. One half of kube-apiserver's table is not exported; a test compares
+// that half with kubePriorities.
 var priorities = func() map[schema.GroupVersion]controlplane.APIServicePriority {
 	all := controlplane.DefaultGenericAPIServicePriorities()
 	for version, priority := range kubePriorities {
@@ -87,7 +84,8 @@ var kubePriorities = map[schema.GroupVersion]controlplane.APIServicePriority{
 	{Group: "storage.k8s.io", Version: "v1beta1"}:     {Group: 16800, Version: 9},
 	{Group: "storage.k8s.io", Version: "v1alpha1"}:    {Group: 16800, Version: 1},
 	{Group: "scheduling.k8s.io", Version: "v1"}:       {Group: 16600, Version: 15},
-	{Group: "scheduling.k8s.io", Version: "v1alpha2"}: {Group: 16600, Version: 2},
+	{Group: "scheduling.k8s.io", Version: "v1beta1"}:  {Group: 16600, Version: 9},
+	{Group: "scheduling.k8s.io", Version: "v1alpha3"}: {Group: 16600, Version: 3},
 	{Group: "node.k8s.io", Version: "v1"}:             {Group: 16300, Version: 15},
 	{Group: "node.k8s.io", Version: "v1alpha1"}:       {Group: 16300, Version: 1},
 	{Group: "node.k8s.io", Version: "v1beta1"}:        {Group: 16300, Version: 9},
@@ -95,4 +93,5 @@ var kubePriorities = map[schema.GroupVersion]controlplane.APIServicePriority{
 	{Group: "resource.k8s.io", Version: "v1beta2"}:    {Group: 16200, Version: 15},
 	{Group: "resource.k8s.io", Version: "v1beta1"}:    {Group: 16200, Version: 9},
 	{Group: "resource.k8s.io", Version: "v1alpha3"}:   {Group: 16200, Version: 1},
+	{Group: "lifecycle.k8s.io", Version: "v1alpha1"}:  {Group: 15700, Version: 1},
 }

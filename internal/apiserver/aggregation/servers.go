@@ -24,15 +24,15 @@ import (
 )
 
 const (
-	// keptServers is how many remote servers a process keeps connections to.
+	// keptServers is the number of remote servers to which a process keeps connections.
 	keptServers = 64
 	// keptFailures is how many unreachable addresses are remembered.
 	keptFailures = 1024
-	// dialTimeout bounds connecting to a remote server, and then the handshake with it.
+	// dialTimeout bounds the time to connect to a remote server. It bounds the time of the handshake separately.
 	dialTimeout = 2 * time.Second
 	// downFor is how long an address that could not be reached is not tried again.
 	downFor = 5 * time.Second
-	// choices is how many endpoints of a Service are tried to find one that is not down.
+	// choices is how many endpoints of a Service are tried to find an endpoint that is not down.
 	choices = 8
 )
 
@@ -83,7 +83,7 @@ func (a *Aggregator) serverOf(service *apiregistrationv1.APIService) (*server, e
 	return s, nil
 }
 
-// portOf returns an APIService's port. An APIService that was stored without one has upstream's default.
+// portOf returns an APIService's port. An APIService that was stored without a port has upstream's default.
 func portOf(service *apiregistrationv1.APIService) int32 {
 	if service.Spec.Service.Port == nil {
 		return 443
@@ -97,7 +97,7 @@ type failure struct {
 	at  time.Time
 }
 
-// isDown returns the last error of an address that is not to be tried now, nil if it may be tried.
+// isDown returns the last error of an address that is not to be tried now, nil if the address may be tried.
 func (a *Aggregator) isDown(address string) error {
 	if f, ok := a.down.Get(address); ok && time.Since(f.at) < downFor {
 		return f.err
@@ -105,7 +105,8 @@ func (a *Aggregator) isDown(address string) error {
 	return nil
 }
 
-// dial connects to a server. If the server is down, only a request now and then waits for it.
+// dial connects to a server. While the server is down, most requests fail at once, and only one request every few
+// seconds tries to connect.
 func (a *Aggregator) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := a.isDown(address); err != nil {
 		return nil, err

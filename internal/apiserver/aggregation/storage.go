@@ -23,14 +23,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// Definitions reads every CRD that may be served, at the time of the call.
-type Definitions interface {
-	All() (customresources.Set, error)
-}
-
 // NewStorage makes upstream's registries of APIServices. They refuse a remote APIService for a version that this server
 // serves.
-func NewStorage(stores *resources.Stores, definitions Definitions) (genericapiserver.APIGroupInfo, error) {
+func NewStorage(stores *resources.Stores, definitions *customresources.Reader) (genericapiserver.APIGroupInfo, error) {
 	info := genericapiserver.NewDefaultAPIGroupInfo(apiregistration.GroupName, aggregatorscheme.Scheme, metav1.ParameterCodec, aggregatorscheme.Codecs)
 	options, err := Options(stores)
 	if err != nil {
@@ -38,8 +33,8 @@ func NewStorage(stores *resources.Stores, definitions Definitions) (genericapise
 	}
 	services := apiservicestorage.NewREST(aggregatorscheme.Scheme, options)
 	status := apiservicestorage.NewStatusREST(aggregatorscheme.Scheme, services) // copies the store first
-	services.CreateStrategy = createStrategy{services.CreateStrategy, definitions}
-	services.UpdateStrategy = updateStrategy{services.UpdateStrategy, definitions}
+	services.CreateStrategy = createStrategy{resources.CreateStrategyOf(services.CreateStrategy), definitions}
+	services.UpdateStrategy = updateStrategy{resources.UpdateStrategyOf(services.UpdateStrategy), definitions}
 	info.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{Resource.Resource: services, Resource.Resource + "/status": status}
 	return info, nil
 }
@@ -60,8 +55,8 @@ func Options(stores *resources.Stores) (generic.RESTOptions, error) {
 }
 
 type createStrategy struct {
-	rest.RESTCreateStrategy
-	definitions Definitions
+	resources.CreateStrategy
+	definitions *customresources.Reader
 }
 
 // Validate implements rest.RESTCreateStrategy.
@@ -70,8 +65,8 @@ func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.
 }
 
 type updateStrategy struct {
-	rest.RESTUpdateStrategy
-	definitions Definitions
+	resources.UpdateStrategy
+	definitions *customresources.Reader
 }
 
 // ValidateUpdate implements rest.RESTUpdateStrategy. An APIService that was remote may be changed and stay remote.
@@ -83,10 +78,10 @@ func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Obj
 	return errs
 }
 
-// taken refuses a remote APIService of a version that this server serves. In kube-apiserver such an APIService exists
-// already, and a controller writes it back. A remote APIService that is older than the CRD stays in effect, as in
-// kube-apiserver.
-func taken(ctx context.Context, definitions Definitions, service *apiregistration.APIService) field.ErrorList {
+// taken refuses a remote APIService of a version that this server serves. In kube-apiserver a local APIService of that
+// version exists already, and a controller restores the local APIService after a change. A remote APIService that is
+// older than the CRD stays in effect, as in kube-apiserver.
+func taken(ctx context.Context, definitions *customresources.Reader, service *apiregistration.APIService) field.ErrorList {
 	if service.Spec.Service == nil {
 		return nil
 	}

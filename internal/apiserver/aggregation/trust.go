@@ -15,14 +15,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/retry"
 )
 
-// Trust is what a remote server must know to trust the user names that this server sends.
+// Trust has the data that a remote server needs in order to trust the user names that this server sends.
 type Trust struct {
-	// RequestHeaderCAFile holds the authorities of the certificate that Config.CertFile names. If it is empty, nothing
-	// is published. ClientCAFile holds the authorities of clients, and may be empty.
+	// RequestHeaderCAFile holds the authorities of the certificate that Config.CertFile names. If the path is empty,
+	// nothing is published. ClientCAFile holds the authorities of clients, and may be empty.
 	RequestHeaderCAFile, ClientCAFile string
-	// AllowedNames are the common names that such a certificate may have. If it is empty, any name is allowed.
+	// AllowedNames are the common names that the certificate may have. If the list is empty, any name is allowed.
 	AllowedNames []string
 }
 
@@ -30,14 +31,12 @@ const (
 	trustNamespace = metav1.NamespaceSystem
 	trustName      = "extension-apiserver-authentication"
 	allowedNames   = "requestheader-allowed-names"
-	// trustAttempts bounds how often Publish tries when other processes publish at the same time.
-	trustAttempts = 5
 )
 
 // authorities are the ConfigMap's keys whose values are certificates.
 var authorities = []string{"client-ca-file", "requestheader-client-ca-file"}
 
-// Check says what is wrong with the files.
+// Check returns an error if a file cannot be used.
 func (t Trust) Check() error {
 	if t.RequestHeaderCAFile == "" {
 		return nil
@@ -49,7 +48,8 @@ func (t Trust) Check() error {
 }
 
 // Publish writes the ConfigMap 'extension-apiserver-authentication', which remote servers read. As in kube-apiserver,
-// it adds to what other processes have published. If all is published already, it writes nothing.
+// Publish adds to the data that other processes have published. If all of its data are published already, Publish
+// writes nothing.
 func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
 	if t.RequestHeaderCAFile == "" {
 		return nil
@@ -59,30 +59,30 @@ func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
 		return err
 	}
 	configMaps := client.CoreV1().ConfigMaps(trustNamespace)
-	for range trustAttempts {
-		var found *corev1.ConfigMap
-		found, err = configMaps.Get(ctx, trustName, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
+	raced := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err = retry.OnError(retry.DefaultRetry, raced, func() error {
+		found, err := configMaps.Get(ctx, trustName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
 			_, err = configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: trustName}, Data: wanted}, metav1.CreateOptions{})
-		case err == nil:
-			changed := found.DeepCopy()
-			if changed.Data, err = combined(found.Data, wanted); err != nil {
-				return fmt.Errorf("combine ConfigMap %s/%s with the flags: %w", trustNamespace, trustName, err)
-			}
-			_, err = configMaps.Update(ctx, changed, metav1.UpdateOptions{}) // an unchanged one appends nothing
+			return err
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			break
+		if err != nil {
+			return err
 		}
-	}
+		changed := found.DeepCopy()
+		if changed.Data, err = combined(found.Data, wanted); err != nil {
+			return fmt.Errorf("combine it with the flags: %w", err)
+		}
+		_, err = configMaps.Update(ctx, changed, metav1.UpdateOptions{}) // an update without a change appends nothing
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("publish ConfigMap %s/%s: %w", trustNamespace, trustName, err)
 	}
 	return nil
 }
 
-// data returns what this process publishes. The headers are those that Forward sets.
+// data returns the data that this process publishes. The headers are the headers that Forward sets.
 func (t Trust) data() (map[string]string, error) {
 	data := map[string]string{}
 	for key, path := range map[string]string{authorities[0]: t.ClientCAFile, authorities[1]: t.RequestHeaderCAFile} {
@@ -113,7 +113,7 @@ func (t Trust) data() (map[string]string, error) {
 	return data, nil
 }
 
-// combined adds to the found data the wanted certificates and names that are missing.
+// combined returns the found data, together with the wanted certificates and names that the found data lack.
 func combined(found, wanted map[string]string) (map[string]string, error) {
 	all := maps.Clone(found)
 	if all == nil {
@@ -154,7 +154,7 @@ func union(found, wanted string) (string, error) {
 	return string(encoded), err
 }
 
-// canonical returns each certificate of a text once, and nothing else.
+// canonical returns a text with each certificate of the given text once, and without anything else.
 func canonical(text []byte) (string, error) {
 	certificates, err := cert.ParseCertsPEM(text)
 	if err != nil {

@@ -1,7 +1,8 @@
-// Package answers says how a request is answered that fails: by a Status in a representation that the client accepts,
-// with the code that api.md promises, with the warnings that were given, and with a line in the log.
+// Package answers decides how a failed request is answered: by a Status in a representation that the client accepts,
+// with the code that api.md promises and with the warnings that were given. It also writes a line in the log for each
+// request.
 //
-// Nouns. A correction replaces an answer in which upstream gives another code than that.
+// Nouns. A correction replaces an answer of upstream if the answer's code differs from the code that api.md promises.
 package answers
 
 import (
@@ -17,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
-	_ "k8s.io/kubernetes/pkg/apis/core/install" // registers Status, which every error is
+	_ "k8s.io/kubernetes/pkg/apis/core/install" // registers Status, the type of every error answer
 
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -47,7 +48,7 @@ func Nowhere(r *http.Request) error {
 	return err
 }
 
-// MethodNotAllowed is upstream's answer to another method on a path that allows only GET.
+// MethodNotAllowed is upstream's answer to a method other than GET on a path that allows only GET.
 func MethodNotAllowed(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// WithCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes them deep inside,
-// so they are recognised by their text.
+// WithCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes these answers
+// deep inside its handlers, so WithCorrections recognises them by their text.
 func WithCorrections(h http.Handler) http.Handler {
 	corrections := Corrected(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +39,7 @@ func WithCorrections(h http.Handler) http.Handler {
 	})
 }
 
-// Corrected does what WithCorrections does, for every method.
+// Corrected is WithCorrections for requests of every method.
 func Corrected(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &correction{ResponseWriter: w}
@@ -59,7 +59,7 @@ func Corrected(h http.Handler) http.Handler {
 	})
 }
 
-// correct returns the answer to give instead of upstream's, nil to keep that one.
+// correct returns the answer that replaces upstream's answer, nil if upstream's answer stays.
 func correct(r *http.Request, body []byte) error {
 	object, err := runtime.Decode(Codecs().UniversalDeserializer(), body)
 	status, ok := object.(*metav1.Status)
@@ -86,8 +86,8 @@ func correct(r *http.Request, body []byte) error {
 	return nil
 }
 
-// Late adds to a timeout that the outcome of the write is unknown (row 61). It is nil for other answers, and if nothing
-// can have been written.
+// Late adds the sentence 'the outcome of the write is unknown' to the message of a timeout (row 61). Late returns nil
+// for other answers, and if nothing can have been written.
 func Late(ctx context.Context, status *metav1.Status) error {
 	if status.Reason != metav1.StatusReasonTimeout || !kubestore.MayHaveWritten(ctx) {
 		return nil
@@ -97,7 +97,8 @@ func Late(ctx context.Context, status *metav1.Status) error {
 	return &apierrors.StatusError{ErrStatus: *said}
 }
 
-// isNamed reports whether the object that was sent has a name. If so, no name is generated, even with a generateName.
+// isNamed reports whether the object that was sent has a name. A named object does not get a generated name, even with
+// a generateName.
 func isNamed(r *http.Request) bool {
 	body, ok := r.Body.(*requests.Body)
 	if !ok {
@@ -115,27 +116,28 @@ func isNamed(r *http.Request) bool {
 	return err == nil && m.GetName() != ""
 }
 
-// clientMistake recognises mistakes of the client that upstream passes on as they are, without a reason. Sending the
-// request again would not help. Errors of reading and writing have a reason. So an error of a patch without a reason is
-// about the patch, unless a conversion webhook has failed.
+// clientMistake recognises mistakes of the client that upstream reports unchanged and without a reason. Sending the
+// request again would not help. Errors of reading and writing have a reason. So if a patch fails without a reason, the
+// error is about the patch, unless a conversion webhook has failed.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch && !strings.Contains(message, "conversion webhook for ") || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
 }
 
-// takesAway recognises a patch that leaves an object without its version or kind. Upstream reports that as its own
-// mistake.
+// takesAway recognises a patch that leaves an object without its version or kind. Upstream reports such a patch as an
+// error of the server.
 func takesAway(r *http.Request, message string) bool {
 	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
 }
 
-// judging are the parts of upstream that use only what a client sent and the object that it replaces.
+// judging are the parts of upstream that use only a client's body and the object that the body replaces.
 var judging = []string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
 	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
 }
 
-// wasJudging reports, from the stack of a panic, whether upstream panicked while it looked at what a client sent.
+// wasJudging reports, from the stack of a panic, whether upstream panicked while it examined the body that a client
+// sent.
 func wasJudging(stack string) bool {
 	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
@@ -153,7 +155,7 @@ func Uncorrected(ctx context.Context) {
 type correction struct {
 	http.ResponseWriter
 	off  bool
-	held int // the answer's code while it is held back
+	held int // the code of the answer that is held back
 	body bytes.Buffer
 }
 

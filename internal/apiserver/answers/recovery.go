@@ -36,7 +36,7 @@ func WithRecovery(h http.Handler, logger *slog.Logger) http.Handler {
 			err := panicStatus(r.Context(), reason, string(debug.Stack()))
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 				Panicked(logger, r, reason)
-			} else { // a client can cause any number of these
+			} else { // a client can cause any number of such panics
 				logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requests.ID(r), "panic", fmt.Sprint(reason))
 			}
 			Fail(w, r, err)
@@ -45,7 +45,7 @@ func WithRecovery(h http.Handler, logger *slog.Logger) http.Handler {
 	})
 }
 
-// panicStatus is the answer to a request that panicked with that reason and stack.
+// panicStatus is the answer to a request that panicked with the given reason and stack.
 func panicStatus(ctx context.Context, reason any, stack string) error {
 	if failed, ok := reason.(listers.Unreadable); ok {
 		return kubestore.Answer(ctx, failed.Err)
@@ -95,8 +95,9 @@ func WithLog(h http.Handler, logger *slog.Logger) http.Handler {
 	})
 }
 
-// recordPanic records that a request panicked. Upstream's filter would do so, but WithRecovery catches the panic and
-// answers before it reaches upstream's filter. So this record comes before the record of the answer.
+// recordPanic records that a request panicked. Upstream's filter would record the panic, but WithRecovery catches the
+// panic and answers before the panic reaches that filter. So the record of the panic comes before the record of the
+// answer.
 func recordPanic(ctx context.Context, reason any) {
 	event := audit.AuditContextFrom(ctx)
 	if !event.Enabled() {
@@ -104,7 +105,7 @@ func recordPanic(ctx context.Context, reason any) {
 	}
 	event.SetEventResponseStatus(&metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
-		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // as upstream's filter says it
+		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // in the words of upstream's filter
 	})
 	event.ProcessEventStage(ctx, auditinternal.StagePanic)
 }

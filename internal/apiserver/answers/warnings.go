@@ -10,9 +10,9 @@ import (
 )
 
 // WithWarnings sends a request's warnings with its answer. Upstream's filter puts each warning into the answer's
-// headers at once. But if a request's context ends, upstream answers it while the handler still works and gives
-// warnings. Then two goroutines would write one map, which ends the process. Here upstream's filter has headers of its
-// own, and the goroutine that answers copies them.
+// headers at once. But if a request's context ends, upstream answers the request while the handler still works and
+// gives warnings. Then two goroutines would write one map, which ends the process. Here upstream's filter writes into
+// headers of its own, and the goroutine that answers copies the warnings from them.
 func WithWarnings(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given := &warnings{header: http.Header{}}
@@ -45,7 +45,8 @@ func (w *warnings) AddWarning(agent, text string) {
 	warning.AddWarning(w.recorder, agent, text)
 }
 
-// addTo puts the warnings so far into the headers of an answer. Only the first call does so, when the answer begins.
+// addTo puts the warnings that were given so far into the headers of an answer. Only the first call, at the beginning
+// of the answer, has an effect.
 func (w *warnings) addTo(answer http.ResponseWriter) {
 	w.added.Do(func() {
 		w.mu.Lock()

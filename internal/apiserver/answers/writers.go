@@ -38,12 +38,12 @@ func (r *response) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// OnBegin returns a writer that calls begun when the answer begins, and again with each part of it.
+// OnBegin returns a writer that calls begun when the answer begins, and again before each part of the answer.
 func OnBegin(w http.ResponseWriter, begun func()) http.ResponseWriter {
 	return responsewriter.WrapForHTTP1Or2(&answering{w, begun})
 }
 
-// answering calls begun when the answer begins, and again before each part of it.
+// answering calls begun when the answer begins, and again before each part of the answer.
 type answering struct {
 	http.ResponseWriter
 	begun func()
@@ -91,7 +91,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 // Flush implements http.Flusher.
 func (b *Buffer) Flush() {}
 
-// Response is the answer as who sent the request gets it.
+// Response is the answer as the sender of the request gets it.
 func (b *Buffer) Response(r *http.Request) *http.Response {
 	b.WriteHeader(http.StatusOK)
 	return &http.Response{

@@ -1,10 +1,10 @@
 // Package bootstrap writes the objects that kube-apiserver makes when it starts: namespaces and the objects that each
-// of them has, the RBAC policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the
+// namespace has, the RBAC policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the
 // APIServices of the built-in versions.
 //
-// Nouns. The marker says which version's objects were written. It is written last. Once it exists, a call costs one
-// read and writes nothing, so objects that a user has deleted stay deleted until the next version of Kubernetes. If a
-// process crashes before it writes the marker, the next call skips the objects that exist.
+// Nouns. The marker says which version's objects were written. The marker is written last. Once the marker exists, a
+// call of Write costs one read and writes nothing. So objects that a user has deleted stay deleted until the next
+// version of Kubernetes. If a process crashes before it writes the marker, the next call skips the objects that exist.
 package bootstrap
 
 import (
@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,14 +31,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Config says where to write, and what.
+// Config says where Write writes, and which objects.
 type Config struct {
 	Cell   kubestore.Cell
 	Stores *resources.Stores
 	// Ranges are the ranges of Services.
 	Ranges services.Ranges
-	// RootCA is the certificate that every namespace gets. It is empty if there is none.
+	// RootCA is the certificate that every namespace gets. It is empty if there is no certificate.
 	RootCA []byte
+	// Bare leaves out the account and the certificate of the namespaces.
+	Bare bool
 	// Loopback is the configuration of a client that calls this process and may do everything.
 	Loopback *clientrest.Config
 	// Version of Kubernetes.
@@ -73,7 +76,8 @@ func (c Config) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	marker := c.marker()
+	// The marker says which version of the objects was written. The marker is not an API object.
+	marker := stored{markerOf(c.Cell.Cluster), "text/plain", fmt.Appendf(nil, "%s/%d", c.Version, revision)}
 	row, found, err := view.Get(ctx, marker.key.RowKey(), view.Revision())
 	if err != nil {
 		return err
@@ -82,12 +86,13 @@ func (c Config) write(ctx context.Context) error {
 		return nil
 	}
 	if found {
-		// An older version was written. Its roles get the rules that they lack, as in kube-apiserver.
+		// The cluster has the objects of an older version. The existing roles get the rules that they lack, as in
+		// kube-apiserver.
 		if err := c.reconcilePolicy(ctx); err != nil {
 			return err
 		}
 	}
-	all, err := objects(c.Ranges, c.RootCA)
+	all, err := objects(c.Ranges, c.RootCA, c.Bare)
 	if err != nil {
 		return err
 	}
@@ -106,16 +111,13 @@ func (c Config) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.appendAll(ctx, view, append(writes, done))
-}
-
-// marker says which bootstrap was written. It is not an API object.
-func (c Config) marker() stored {
-	return stored{
-		key:         markerOf(c.Cell.Cluster),
-		contentType: "text/plain",
-		body:        fmt.Appendf(nil, "%s/%d", c.Version, revision),
+	// If a batch fails, the batches before it stay; the next call finds their objects and goes on.
+	for some := range slices.Chunk(append(writes, done), batch) {
+		if _, err := c.Cell.Append(ctx, view, some...); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func markerOf(cluster string) eventlog.Key {
@@ -132,10 +134,11 @@ func Written(ctx context.Context, view *projection.View, cluster string) (bool, 
 func (c Config) writes(ctx context.Context, view *projection.View, wanted [][]stored) ([]projection.Write, error) {
 	var writes []projection.Write
 	for _, one := range wanted {
-		if _, found, err := view.Get(ctx, one[0].key.RowKey(), view.Revision()); err != nil || found {
-			if err != nil {
-				return nil, err
-			}
+		_, found, err := view.Get(ctx, one[0].key.RowKey(), view.Revision())
+		if err != nil {
+			return nil, err
+		}
+		if found {
 			continue
 		}
 		for _, part := range one {
@@ -149,7 +152,8 @@ func (c Config) writes(ctx context.Context, view *projection.View, wanted [][]st
 	return writes, nil
 }
 
-// encodeAll encodes each object with its claims. It uses all processors, because 'dev' waits for it in its first start.
+// encodeAll encodes each object with its claims. It uses all processors, because the first start of 'dev' waits for the
+// encoding.
 func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error) {
 	encoder := encoder{c.Cell.Cluster, c.Stores, metav1.NewTime(time.Now().UTC().Truncate(time.Second))}
 	resources := map[schema.GroupResource]generic.RESTOptions{}
@@ -158,9 +162,14 @@ func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error)
 	group.SetLimit(runtime.GOMAXPROCS(0))
 	for i, o := range all {
 		options, ok := resources[o.resource]
-		if !ok { // kept, since this takes as long as encoding a few objects
+		if !ok { // kept, since making the options takes as long as encoding a few objects
 			var err error
-			if options, err = c.optionsOf(o); err != nil {
+			if o.resource == aggregation.Resource {
+				options, err = aggregation.Options(c.Stores)
+			} else {
+				options, err = c.Stores.GetRESTOptions(o.resource, o.object)
+			}
+			if err != nil {
 				return nil, errors.Join(err, group.Wait())
 			}
 			resources[o.resource] = options
@@ -175,31 +184,10 @@ func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error)
 	return encoded, group.Wait()
 }
 
-// optionsOf returns how an object is stored.
-func (c Config) optionsOf(o object) (generic.RESTOptions, error) {
-	if o.resource == aggregation.Resource {
-		return aggregation.Options(c.Stores)
-	}
-	return c.Stores.GetRESTOptions(o.resource, o.object)
-}
-
-// writeOver returns the write that stores s, whatever the view holds under its key.
+// writeOver returns the write that stores s, whatever the view holds under the key of s.
 func writeOver(ctx context.Context, view *projection.View, s stored) (projection.Write, error) {
 	at, err := view.State(ctx, s.key)
 	return at.Put(s.contentType, s.body, 0), err
-}
-
-// appendAll appends the writes in order, in as few batches as possible. If a batch fails, the batches before it stay;
-// the next call finds their objects and goes on.
-func (c Config) appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
-	for len(writes) > 0 {
-		n := min(len(writes), batch)
-		if _, err := c.Cell.Append(ctx, view, writes[:n]...); err != nil {
-			return err
-		}
-		writes = writes[n:]
-	}
-	return nil
 }
 
 // reconcilePolicy gives existing roles and bindings the rules and subjects that a newer version of Kubernetes adds. It

@@ -7,7 +7,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	api "k8s.io/kubernetes/pkg/apis/core"
@@ -19,22 +18,23 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// stored is an object, or a claim, in its stored form.
+// stored is an object or a claim in its stored form.
 type stored struct {
 	key         eventlog.Key
 	contentType string
 	body        []byte
 }
 
-// encoder encodes objects as they are stored.
+// encoder encodes objects in their stored form.
 type encoder struct {
 	cluster string
 	stores  *resources.Stores
 	now     metav1.Time
 }
 
-// encode does to the object what the registry's create would do, except validation. That is not needed, because the
-// objects are constants and a test updates each through the API. It returns the object and then its claims.
+// encode changes the object as the registry's create would, but does not validate the object. Validation is not needed,
+// because the objects are constants and a test updates each object through the API. It returns the object and then its
+// claims.
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	scheme := o.scheme()
 	scheme.Default(o.object)
@@ -66,28 +66,20 @@ func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptio
 		return nil, err
 	}
 	all := []stored{{key, runtime.ContentTypeProtobuf, body}}
-	claims, err := e.claims(ctx, o.resource, internal)
-	return append(all, claims...), err
-}
-
-func (e encoder) claims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]stored, error) {
-	name := e.stores.Claims(resource)
-	if name == nil {
-		return nil, nil
-	}
-	claims, err := name(ctx, object)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]stored, len(claims))
-	for i, one := range claims {
-		all[i] = stored{one.Key, one.ContentType, one.Body}
+	if claimsOf := e.stores.Claims(o.resource); claimsOf != nil {
+		claims, err := claimsOf(ctx, internal)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range claims {
+			all = append(all, stored{c.Key, c.ContentType, c.Body})
+		}
 	}
 	return all, nil
 }
 
-// complete does what the registry of Services does during a create, and what kube-apiserver's controller of
-// ServiceCIDRs does right after one.
+// complete sets the fields that the registry of Services sets during a create, and the status that kube-apiserver's
+// controller of ServiceCIDRs sets right after a create.
 func complete(object runtime.Object, now metav1.Time) {
 	switch o := object.(type) {
 	case *api.Service:

@@ -13,7 +13,7 @@ import (
 )
 
 // managedJSON has the managed fields of each object. The objects are constants, so upstream's field managers would
-// compute the same each time. Computing them took longer than everything else that is done to the objects.
+// compute the same managed fields each time. Computing these took longer than all other work on the objects.
 //
 //go:generate go test . -run TestManagedIsCurrent -update
 //go:embed managed.json
@@ -48,8 +48,9 @@ func inManaged(resource schema.GroupResource, o metav1.Object) string {
 	return fmt.Sprintf("%s %s/%s", resource, o.GetNamespace(), o.GetName())
 }
 
-// manage gives a new object the managed fields that it has in kube-apiserver. An object that managedJSON lacks gets
-// none: upstream has more roles behind feature gates, which a program that embeds this package may enable.
+// manage gives a new object the managed fields that it has in kube-apiserver. An object that managedJSON lacks gets no
+// managed fields: upstream has more roles behind feature gates, and a program that embeds this package may enable these
+// gates.
 func manage(resource schema.GroupResource, o metav1.Object, now metav1.Time) error {
 	all, err := managed()
 	if err != nil {

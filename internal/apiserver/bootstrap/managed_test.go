@@ -44,7 +44,7 @@ func TestManagedIsCurrent(t *testing.T) {
 }
 
 func managedWith(t *testing.T, ranges services.Ranges) string {
-	all, err := objects(ranges, []byte("a certificate"))
+	all, err := objects(ranges, []byte("a certificate"), false)
 	require.NoError(t, err)
 	var found []managedBy
 	places := map[string]int{}
@@ -103,7 +103,8 @@ func fieldManager(t *testing.T, scheme *runtime.Scheme, strategy any, kind schem
 	return manager
 }
 
-// applyReady does what kube-apiserver's controller of ServiceCIDRs does. The product writes the outcome itself.
+// applyReady applies the status that kube-apiserver's controller of ServiceCIDRs applies. Bootstrap itself writes the
+// same status without an apply.
 func applyReady(t *testing.T, scheme *runtime.Scheme, cidr *networking.ServiceCIDR) runtime.Object {
 	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
 	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")

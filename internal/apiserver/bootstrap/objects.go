@@ -58,12 +58,12 @@ func (o object) scheme() *runtime.Scheme {
 	return legacyscheme.Scheme
 }
 
-// systemNamespaces are the namespaces that kube-apiserver makes, and that of node leases.
+// systemNamespaces are the namespaces that kube-apiserver makes, and the namespace of node leases.
 var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 
 // objects returns all objects, each namespace before the objects in it.
-func objects(ranges services.Ranges, rootCA []byte) ([]object, error) {
-	objects := namespaceObjects(rootCA)
+func objects(ranges services.Ranges, rootCA []byte, bare bool) ([]object, error) {
+	objects := namespaceObjects(rootCA, bare)
 	policy, err := policyObjects()
 	if err != nil {
 		return nil, err
@@ -73,23 +73,22 @@ func objects(ranges services.Ranges, rootCA []byte) ([]object, error) {
 		objects = append(objects, object{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
 	}
 	last, err := serviceObjects(ranges)
-	if err != nil {
-		return nil, err
-	}
-	versions, err := aggregation.Builtin()
-	for _, v := range versions {
+	for _, v := range aggregation.Builtin() {
 		last = append(last, object{aggregation.Resource, apiservice.NewStrategy(aggregatorscheme.Scheme), v})
 	}
 	return append(objects, last...), err
 }
 
-func namespaceObjects(rootCA []byte) []object {
+func namespaceObjects(rootCA []byte, bare bool) []object {
 	strategies := map[schema.GroupResource]rest.RESTCreateStrategy{
 		api.Resource("serviceaccounts"): serviceaccount.Strategy, api.Resource("configmaps"): configmap.Strategy,
 	}
 	var objects []object
 	for _, name := range systemNamespaces {
 		objects = append(objects, object{api.Resource("namespaces"), namespace.Strategy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}})
+		if bare {
+			continue
+		}
 		for _, d := range namespaces.Defaults(name, rootCA) {
 			objects = append(objects, object{d.Resource, strategies[d.Resource], d.Object})
 		}
@@ -97,8 +96,8 @@ func namespaceObjects(rootCA []byte) []object {
 	return objects
 }
 
-// readsThePast returns the role that lets users who may 'view' a namespace see who changed the objects that they may
-// get.
+// readsThePast returns a role for users who may 'view' a namespace. The role lets these users see who changed the
+// objects that they may get.
 func readsThePast() rbacv1.ClusterRole {
 	return rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "logplane:aggregate-to-view", Labels: map[string]string{
@@ -108,7 +107,7 @@ func readsThePast() rbacv1.ClusterRole {
 }
 
 // writesTransactions returns the role and binding that let every authenticated user send transactions. Each operation
-// is authorized as a request of its own.
+// of a transaction is authorized as a request of its own.
 func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
 	meta := metav1.ObjectMeta{Name: "logplane:transactions", Labels: map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"}}
 	return rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
@@ -117,8 +116,8 @@ func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated}}}
 }
 
-// policyObjects returns upstream's RBAC policy, and two roles of ours. The rules of 'admin', 'edit' and 'view' are
-// aggregated here, because no controller does so before the first request needs them.
+// policyObjects returns upstream's RBAC policy, and two roles of Logplane. The rules of 'admin', 'edit' and 'view' are
+// aggregated here, because no controller aggregates rules before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
 	transactions, binding := writesTransactions()

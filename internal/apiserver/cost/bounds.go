@@ -23,28 +23,30 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
-// maxRights bounds how many rights a role's rules grant together. Upstream checks that users grant no more than they
-// have. For that it lists each right: every verb on every resource of every group, by every name. So 18 KB of rules can
-// stand for a billion rights.
+// maxRights bounds how many rights a role's rules grant together. Upstream checks that users grant no more rights than
+// they have. For this check, upstream lists each right: every verb on every resource of every group, by every name. So
+// 18 KB of rules can stand for a billion rights.
 const maxRights = 1 << 16
 
-// maxTolerations and maxScopes bound lists of which validation compares every pair. It took 40 s to change a label of a
-// Pod with 20,000 tolerations.
+// maxTolerations and maxScopes bound lists in which validation compares every pair of items. It took 40 s to change a
+// label of a Pod with 20,000 tolerations.
 const maxTolerations, maxScopes = 1000, 100
 
-// maxLimits bounds the limits of a quota: each create in its namespace checks all of them.
+// maxLimits bounds the limits of a quota: each create in the quota's namespace checks all of these limits.
 const maxLimits = 200
 
 // maxTerms bounds the terms of a StorageClass's topologies, and the expressions of each term. Validation compares every
-// pair of terms; 4,000 of them took 7 s. It also bounds the requirements of the selectors in an access review. Upstream
-// lists all errors in them, and every user may ask for a review: 1.3 MB kept a processor busy for two minutes.
+// pair of terms; 4,000 terms took 7 s. maxTerms also bounds the requirements of the selectors in an access review.
+// Upstream lists all errors in these selectors, and every user may ask for a review: a review of 1.3 MB kept a
+// processor busy for two minutes.
 const maxTerms = 100
 
-// maxSigningRequest and maxModulusBits bound a certificate signing request. Its signature is verified with the key that
-// it contains: an RSA key of 200 KB took 28 s.
+// maxSigningRequest and maxModulusBits bound a certificate signing request. The signature of such a request is verified
+// with the key that the request contains: an RSA key of 200 KB took 28 s.
 const maxSigningRequest, maxModulusBits = 64 << 10, 16 << 10
 
-// maxUsages bounds the usages of a certificate, of which upstream knows 23, and the conditions of its request.
+// maxUsages bounds two lists of a certificate signing request: the usages, of which upstream knows 23, and the
+// conditions.
 const maxUsages = 100
 
 // PluginName is the name of the plugin in metrics.
@@ -60,8 +62,8 @@ func Register(plugins *admission.Plugins) {
 	})
 }
 
-// Admit implements admission.MutationInterface, because mutating plugins run before any check of a registry. It changes
-// nothing.
+// Admit implements admission.MutationInterface, because mutating plugins run before any check of a registry. Admit
+// changes nothing.
 func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	errs := metadataMistakes(a.GetObject())
 	switch o := a.GetObject().(type) {
@@ -111,7 +113,7 @@ func costlySigningRequest(o *certificates.CertificateSigningRequest) field.Error
 	}
 	request, err := certificates.ParseCSR(o.Spec.Request)
 	if err != nil {
-		return errs // validation will report it
+		return errs // validation will report the error
 	}
 	if key, ok := request.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxModulusBits {
 		errs = append(errs, field.Forbidden(path, fmt.Sprintf("its RSA key has %d bits and may have %d", key.N.BitLen(), maxModulusBits)))
@@ -137,7 +139,7 @@ func costlyReview(about *authorization.ResourceAttributes) (errs field.ErrorList
 // For an update, the registry validates metadata outside the strategy, where fewMistakes cannot shorten the list.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
-	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a small patch can make many
+	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a small patch can make many references
 		return tooMany(field.NewPath("metadata", "ownerReferences"), len(m.GetOwnerReferences()), shape.MaxOwners)
 	}
 	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {
@@ -146,7 +148,7 @@ func metadataMistakes(object runtime.Object) field.ErrorList {
 	parts := &metav1.ObjectMeta{Name: "x", Labels: m.GetLabels(), Annotations: m.GetAnnotations(), Finalizers: m.GetFinalizers(), OwnerReferences: m.GetOwnerReferences()}
 	all := validation.ValidateObjectMetaAccessor(parts, false, func(string, bool) []string { return nil }, field.NewPath("metadata"))
 	if len(all) <= maxMistakes {
-		return nil // the strategy reports them, too
+		return nil // the strategy reports the mistakes, too
 	}
 	return fewMistakes(all)
 }

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -13,77 +14,89 @@ import (
 )
 
 const (
-	// maxExpressions bounds the CEL expressions of one object. Each is compiled when the object is written. That takes
-	// some 0.4 ms, and more memory for each variable that is already declared. 3 MiB of them took 14 s, or 1.3 GiB.
+	// maxExpressions bounds the CEL expressions of one object. Each expression is compiled when the object is written.
+	// Compiling one takes some 0.4 ms, and more memory for each variable that is already declared. 3 MiB of expressions
+	// took 14 s, or 1.3 GiB.
 	maxExpressions = 2000
 	// maxExpressionBytes bounds the length of all expressions together. Compiling takes some 10 s for each MB.
 	maxExpressionBytes = 128 << 10
 	// maxRepeated bounds how many instructions all regular expressions of one object compile to. A million instructions
-	// take about one second and 170 MiB. 'a{1000}' is a thousand, and 3 MiB of such text needed more memory than any
-	// machine has.
+	// take about one second and 170 MiB. 'a{1000}' is a thousand instructions, and 3 MiB of such text needed more
+	// memory than any machine has.
 	maxRepeated = 1_000_000
 	// maxColumns bounds the printer columns of a CRD's version. A table evaluates each column for every object.
 	maxColumns = 100
 )
 
-// compiled counts what must be compiled to write an object.
+// compiled counts the expressions that must be compiled to write an object.
 type compiled struct {
 	// where is the field that an error names.
 	where *field.Path
-	// expressions is the number of CEL expressions, and bytes is their length together. repeated is about how many
+	// expressions is the number of CEL expressions, and bytes is their total length. repeated is about how many
 	// instructions the repetitions in regular expressions compile to.
 	expressions, bytes, repeated int
 }
 
-// compiledOf counts the expressions in policies, webhooks, CRDs and device claims. Other objects have none.
+// compiledOf counts the expressions in policies, webhooks, CRDs and device claims. Other objects have no expressions.
 func compiledOf(object runtime.Object) *compiled {
 	c := &compiled{where: field.NewPath("spec")}
+	var of any
 	switch o := object.(type) {
 	case *admissionregistration.ValidatingAdmissionPolicy:
-		for i := range o.Spec.Validations {
-			c.expression(o.Spec.Validations[i].Expression, o.Spec.Validations[i].MessageExpression)
-		}
-		for i := range o.Spec.AuditAnnotations {
-			c.expression(o.Spec.AuditAnnotations[i].ValueExpression)
-		}
-		c.common(o.Spec.Variables, o.Spec.MatchConditions)
+		of = o.Spec
 	case *admissionregistration.MutatingAdmissionPolicy:
-		for i := range o.Spec.Mutations {
-			if m := o.Spec.Mutations[i].ApplyConfiguration; m != nil {
-				c.expression(m.Expression)
-			}
-			if m := o.Spec.Mutations[i].JSONPatch; m != nil {
-				c.expression(m.Expression)
-			}
-		}
-		c.common(o.Spec.Variables, o.Spec.MatchConditions)
+		of = o.Spec
 	case *admissionregistration.ValidatingWebhookConfiguration:
-		c.where = field.NewPath("webhooks")
-		for i := range o.Webhooks {
-			c.common(nil, o.Webhooks[i].MatchConditions)
-		}
+		c.where, of = field.NewPath("webhooks"), o.Webhooks
 	case *admissionregistration.MutatingWebhookConfiguration:
-		c.where = field.NewPath("webhooks")
-		for i := range o.Webhooks {
-			c.common(nil, o.Webhooks[i].MatchConditions)
-		}
+		c.where, of = field.NewPath("webhooks"), o.Webhooks
 	case *apiextensions.CustomResourceDefinition:
-		if o.Spec.Validation != nil {
-			c.schema(o.Spec.Validation.OpenAPIV3Schema)
+		of = o.Spec
+	case *resource.ResourceClaim:
+		of = o.Spec
+	case *resource.ResourceClaimTemplate:
+		of = o.Spec.Spec
+	case *resource.DeviceClass:
+		of = o.Spec
+	}
+	c.count(reflect.ValueOf(of))
+	return c
+}
+
+// count counts the expressions in a value. It finds expressions by the names of upstream's fields. The recursion is at
+// most as deep as a document may nest (package shape).
+func (c *compiled) count(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		c.count(v.Elem())
+	case reflect.Slice:
+		for i := range v.Len() {
+			c.count(v.Index(i))
 		}
-		for i := range o.Spec.Versions {
-			if v := o.Spec.Versions[i].Schema; v != nil {
-				c.schema(v.OpenAPIV3Schema)
+	case reflect.Map:
+		for entries := v.MapRange(); entries.Next(); {
+			c.count(entries.Value())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Field(i)
+			if f.Kind() != reflect.String {
+				c.count(f)
+				continue
+			}
+			if f.Len() == 0 {
+				continue
+			}
+			switch v.Type().Field(i).Name {
+			case "Expression", "MessageExpression", "ValueExpression", "Rule":
+				c.expressions++
+				c.bytes += f.Len()
+				c.pattern(f.String())
+			case "Pattern":
+				c.pattern(f.String())
 			}
 		}
-	case *resource.ResourceClaim:
-		c.claim(&o.Spec)
-	case *resource.ResourceClaimTemplate:
-		c.claim(&o.Spec.Spec)
-	case *resource.DeviceClass:
-		c.selectors(o.Spec.Selectors)
 	}
-	return c
 }
 
 // tooMuch returns an error for each exceeded bound.
@@ -101,17 +114,6 @@ func (c *compiled) tooMuch() (errs field.ErrorList) {
 			fmt.Sprintf("repetitions in its regular expressions add up to about %d instructions and may to %d: repeat less", c.repeated, maxRepeated)))
 	}
 	return errs
-}
-
-// expression counts CEL expressions; empty ones do not count.
-func (c *compiled) expression(all ...string) {
-	for _, text := range all {
-		if text != "" {
-			c.expressions++
-			c.bytes += len(text)
-			c.pattern(text)
-		}
-	}
 }
 
 // pattern counts a regular expression, or a CEL expression that may contain some. It looks at each byte once.
@@ -144,70 +146,8 @@ func (c *compiled) pattern(text string) {
 	}
 }
 
-func (c *compiled) common(variables []admissionregistration.Variable, conditions []admissionregistration.MatchCondition) {
-	for i := range variables {
-		c.expression(variables[i].Expression)
-	}
-	for i := range conditions {
-		c.expression(conditions[i].Expression)
-	}
-}
-
-func (c *compiled) claim(spec *resource.ResourceClaimSpec) {
-	for i := range spec.Devices.Requests {
-		r := &spec.Devices.Requests[i]
-		if r.Exactly != nil {
-			c.selectors(r.Exactly.Selectors)
-		}
-		for k := range r.FirstAvailable {
-			c.selectors(r.FirstAvailable[k].Selectors)
-		}
-	}
-}
-
-func (c *compiled) selectors(all []resource.DeviceSelector) {
-	for i := range all {
-		if s := all[i].CEL; s != nil {
-			c.expression(s.Expression)
-		}
-	}
-}
-
-// schema counts a schema to its full depth, which is bounded by how deep a document may nest (package shape).
-func (c *compiled) schema(s *apiextensions.JSONSchemaProps) {
-	if s == nil {
-		return
-	}
-	c.pattern(s.Pattern)
-	for i := range s.XValidations {
-		c.expression(s.XValidations[i].Rule, s.XValidations[i].MessageExpression)
-	}
-	for _, named := range []map[string]apiextensions.JSONSchemaProps{s.Properties, s.PatternProperties, s.Definitions} {
-		for _, child := range named {
-			c.schema(&child)
-		}
-	}
-	if s.Items != nil {
-		c.schema(s.Items.Schema)
-		for i := range s.Items.JSONSchemas {
-			c.schema(&s.Items.JSONSchemas[i])
-		}
-	}
-	for _, or := range []*apiextensions.JSONSchemaPropsOrBool{s.AdditionalProperties, s.AdditionalItems} {
-		if or != nil {
-			c.schema(or.Schema)
-		}
-	}
-	for _, all := range [][]apiextensions.JSONSchemaProps{s.AllOf, s.AnyOf, s.OneOf} {
-		for i := range all {
-			c.schema(&all[i])
-		}
-	}
-	c.schema(s.Not)
-}
-
 // costlyColumns refuses printer columns that would cost too much in a table: too many of them, or a JSONPath with more
-// than one '..'. Such a path finds each field once for every way that leads to it.
+// than one '..'. Such a path finds a field once for every way that leads to the field.
 func costlyColumns(crd *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
 	check := func(columns []apiextensions.CustomResourceColumnDefinition, path *field.Path) {
 		errs = append(errs, tooMany(path, len(columns), maxColumns)...)

@@ -24,7 +24,7 @@ func (m *Meter) WithContent(h http.Handler) http.Handler {
 			return
 		}
 		if len(body.All) > HeavyBody { // measuring a large body takes long, too
-			if err := kubestore.TakeTurn(r.Context()); err != nil {
+			if err := kubestore.TakeHeavySeat(r.Context()); err != nil {
 				answers.Fail(w, r, err)
 				return
 			}
@@ -36,7 +36,7 @@ func (m *Meter) WithContent(h http.Handler) http.Handler {
 		}
 		p, _ := checked.Context().Value(patchKey{}).(*patch)
 		if p != nil && p.copies > 0 {
-			if err := kubestore.TakeTurn(r.Context()); err != nil {
+			if err := kubestore.TakeHeavySeat(r.Context()); err != nil {
 				answers.Fail(w, r, err)
 				return
 			}
@@ -46,13 +46,12 @@ func (m *Meter) WithContent(h http.Handler) http.Handler {
 }
 
 // HeavyBody is the size of a body that keeps a processor busy for some milliseconds. A request with a larger body takes
-// a turn. The requests of one user get turns for half of the processors, so that other users find a processor free. A
-// JSON patch that copies takes a turn too: 2 KB of it can take as long.
+// a heavy seat. The requests of one user get heavy seats for half of the processors, so that other users find a
+// processor free. A JSON patch that copies takes a heavy seat, too: a patch of 2 KB can take as long.
 const HeavyBody = 256 << 10
 
 // checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and the code
-// after them. It also refuses protobuf that no encoder writes. The request that it returns carries the costs of its
-// patch.
+// after them. It also refuses protobuf that no encoder writes. The returned request carries the costs of its patch.
 func (m *Meter) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	if info.IsResourceRequest && !m.config.Builtin(info.APIGroup) && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
@@ -77,7 +76,7 @@ func (m *Meter) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 }
 
 // measure chooses the encoding by the content type without its parameters, as upstream does. A body counts as JSON
-// unless its content type says YAML, CBOR or protobuf. If such a body is not JSON, upstream refuses it.
+// unless its content type says YAML, CBOR or protobuf. If a body that counts as JSON is not JSON, upstream refuses it.
 func measure(contentType string, body []byte) (shape.Shape, error) {
 	switch media := mediaOf(contentType); {
 	case strings.Contains(media, "protobuf"):

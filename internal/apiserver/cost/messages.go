@@ -3,6 +3,7 @@ package cost
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"sync"
 
@@ -53,17 +54,18 @@ func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	return nil
 }
 
-// measureProtobuf measures a body as the kind that the body names. Upstream refuses a body without the protobuf prefix.
+// measureProtobuf measures a body as the kind that the body names. It opens the envelope as upstream's decoder does,
+// which refuses a body without the prefix.
 func measureProtobuf(body []byte) (shape.Shape, error) {
 	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
 	if !ok {
 		return shape.Shape{}, nil
 	}
-	opened, err := shape.Open(sealed)
-	if err != nil {
-		return shape.Shape{}, err
+	var envelope runtime.Unknown
+	if err := envelope.Unmarshal(sealed); err != nil {
+		return shape.Shape{}, fmt.Errorf("it is not protobuf: %w", err)
 	}
-	kind := schema.FromAPIVersionAndKind(opened.APIVersion, opened.Kind)
+	kind := envelope.GroupVersionKind()
 	if kind.Version == "" || kind.Kind == "" { // the decoder would take the path's version and kind
 		return shape.Shape{}, errors.New("the envelope of a protobuf body must have `typeMeta.apiVersion` and `typeMeta.kind`")
 	}
@@ -71,5 +73,5 @@ func measureProtobuf(body []byte) (shape.Shape, error) {
 	if message == nil {
 		return shape.Shape{}, nil
 	}
-	return message.Protobuf(opened.Raw)
+	return message.Protobuf(envelope.Raw)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -12,34 +13,44 @@ import (
 )
 
 // maxMistakes is how many mistakes an answer lists. Upstream lists all mistakes, and the time to put the message
-// together grows with the square of their number: 80 KB of empty containers keep a core busy for minutes.
+// together grows with the square of the number of mistakes: 80 KB of empty containers keep a core busy for minutes.
 const maxMistakes = 100
 
-// BoundMistakes keeps the stores of a group from listing more than maxMistakes. It cannot reach unexported stores of
-// upstream's. These belong to some status subresources, which only controllers write.
+// BoundMistakes keeps the stores of a group from listing more than maxMistakes. It cannot reach the unexported stores
+// of upstream. These stores belong to some status subresources, which only controllers write.
 func BoundMistakes(storage rest.Storage) {
 	for _, store := range resources.StoresIn(storage) {
 		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // otherwise done for another version
-			store.CreateStrategy = fewMistakesOnCreate{store.CreateStrategy}
+			store.CreateStrategy = fewMistakesOnCreate{resources.CreateStrategyOf(store.CreateStrategy)}
 		}
 		if _, done := store.UpdateStrategy.(fewMistakesOnUpdate); !done && store.UpdateStrategy != nil {
-			store.UpdateStrategy = fewMistakesOnUpdate{store.UpdateStrategy}
+			store.UpdateStrategy = fewMistakesOnUpdate{resources.UpdateStrategyOf(store.UpdateStrategy)}
 		}
 	}
 }
 
-type fewMistakesOnCreate struct{ rest.RESTCreateStrategy }
+type fewMistakesOnCreate struct{ resources.CreateStrategy }
 
-// Validate implements rest.RESTCreateStrategy.
-func (s fewMistakesOnCreate) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
-	return fewMistakes(s.RESTCreateStrategy.Validate(ctx, obj))
+// ValidateDeclaratively implements rest.DeclarativeValidationStrategy. It gets the mistakes that Validate has found.
+func (s fewMistakesOnCreate) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
+	return declareFew(ctx, s.CreateStrategy, obj, old, errs, op, c)
 }
 
-type fewMistakesOnUpdate struct{ rest.RESTUpdateStrategy }
+type fewMistakesOnUpdate struct{ resources.UpdateStrategy }
 
-// ValidateUpdate implements rest.RESTUpdateStrategy.
-func (s fewMistakesOnUpdate) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	return fewMistakes(s.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old))
+// ValidateDeclaratively implements rest.DeclarativeValidationStrategy. It gets the mistakes that ValidateUpdate has
+// found.
+func (s fewMistakesOnUpdate) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
+	return declareFew(ctx, s.UpdateStrategy, obj, old, errs, op, c)
+}
+
+// declareFew looks for no further mistakes if there are too many already, because upstream compares each mistake with
+// all others.
+func declareFew(ctx context.Context, of rest.DeclarativeValidationStrategy, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
+	if len(errs) <= maxMistakes {
+		errs = of.ValidateDeclaratively(ctx, obj, old, errs, op, c)
+	}
+	return fewMistakes(errs)
 }
 
 func fewMistakes(all field.ErrorList) field.ErrorList {

@@ -20,13 +20,13 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
-// The cost of a patch depends on the patch and on the object, and the code that applies it ignores deadlines. So the
-// patch is measured when it arrives, and its cost for the object is computed just before it is applied.
+// The cost of a patch depends on the patch and on the object, and the code that applies it ignores deadlines. So a
+// patch is measured when it arrives, and the cost of applying the patch is computed just before the patch is applied.
 const (
 	// maxMerged bounds the bytes of the object times the levels of the patch, since each level is copied.
 	maxMerged = shape.MaxWeight
 	// maxCompared bounds the members of the patch's lists times the members of the object's lists. A strategic merge
-	// patch compares each with each.
+	// patch compares each member of its own lists with each member of the object's lists.
 	maxCompared = 1 << 24
 	// maxShifted bounds how many list members a JSON patch shifts.
 	maxShifted = 1 << 28
@@ -34,8 +34,8 @@ const (
 
 // patch holds the measurements of a request's patch.
 type patch struct {
-	// levels is how many levels of the object the patch unfolds. Each level copies
-	// what is below it. unfolded is how many bytes of itself the patch copies.
+	// levels is how many levels of the object the patch unfolds. Each level copies everything below it. unfolded is how
+	// many of its own bytes the patch copies.
 	levels   int
 	unfolded int64
 	// compared is how many members of the patch's lists are looked for in the object's lists.
@@ -52,7 +52,7 @@ type patch struct {
 
 type patchKey struct{}
 
-// withPatch measures a patch. The request that it returns carries the result, which patched reads.
+// withPatch measures a patch. The returned request carries the measurements, which patched reads.
 func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Request, error) {
 	p := &patch{items: measured.Items}
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";") // as upstream does
@@ -64,7 +64,7 @@ func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Reques
 	case types.JSONPatchType:
 		operations, err := jsonpatch.DecodePatch(body)
 		if err != nil {
-			return r, nil // upstream reports it, after more important errors
+			return r, nil // upstream reports this error, after more important ones
 		}
 		for _, o := range operations {
 			p.count(o)
@@ -100,8 +100,8 @@ func (p *patch) count(o jsonpatch.Operation) {
 	}
 }
 
-// managersOf is how many entries an operation puts into managed fields. If it moves or copies something over the whole
-// list, the number is unknown and counts as too many.
+// managersOf is how many entries an operation puts into managed fields. If the operation moves or copies something over
+// the whole list, the number is unknown and counts as too many.
 func managersOf(o jsonpatch.Operation, path string) int {
 	const managedFields = "/managedFields"
 	if !strings.Contains(path, managedFields) {
@@ -121,7 +121,7 @@ func (p *patch) shift(path string) {
 	}
 }
 
-// affordable returns an error if the patch must not be applied to an object of that size.
+// affordable returns an error if the patch must not be applied to an object of the given shape.
 func (p *patch) affordable(object shape.Shape) error {
 	items := object.Items + p.items
 	var reason string
@@ -140,9 +140,9 @@ func (p *patch) affordable(object shape.Shape) error {
 	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
 }
 
-// patched wraps the update function of a request. It does nothing for a request that has ended, refuses a patch that is
-// too expensive, and lets no patch make an object larger than a body may be. Some mistakes in a patch make upstream
-// panic. The user gets them as an answer.
+// patched wraps the update function of a request. The wrapped function does nothing for a request that has ended. It
+// refuses a patch that is too expensive, and a patch that would make an object larger than a body may be. Some mistakes
+// in a patch make upstream panic. The user gets such a mistake as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {

@@ -28,43 +28,39 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
-// hpaAnnotations is the prefix of annotations that upstream parses as parts of an autoscaling/v1 object. They contain
-// quantities.
-const hpaAnnotations = "autoscaling.alpha.kubernetes.io/"
-
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Other texts may look
-// like such a quantity, the hash of a commit for example. So it checks only values that the body's type declares as
-// quantities.
+// checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Other texts, for
+// example the hash of a commit, may look like such a quantity. So checkQuantities checks only values that the body's
+// type declares as quantities.
 func (m *Meter) checkQuantities(r *http.Request, body []byte) error {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	media := mediaOf(r.Header.Get("Content-Type"))
-	if !m.config.Builtin(info.APIGroup) || strings.Contains(media, "protobuf") { // those in protobuf were checked already
+	if !m.config.Builtin(info.APIGroup) || strings.Contains(media, "protobuf") { // protobuf was checked already
 		return nil
 	}
 	if media == string(types.JSONPatchType) {
 		return m.checkPatchQuantities(info, body)
 	}
-	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So the body is decoded as
-	// upstream decodes it before it is searched for numbers.
+	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So the body is first
+	// decoded, in the same way as in upstream, and then searched for numbers.
 	switch {
 	case strings.Contains(media, "cbor"):
 		var v any
 		err := direct.Unmarshal(body, &v)
 		if malformed(err) {
-			return nil // upstream reports it
+			return nil // upstream reports the error
 		}
 		if err == nil {
 			body, err = json.Marshal(v)
 		}
-		if err != nil { // upstream may decode it nevertheless, and skip the faulty part
+		if err != nil { // upstream may decode the body nevertheless, without the faulty part
 			return apierrors.NewBadRequest(fmt.Sprintf("the body cannot be read as CBOR: %v", err))
 		}
 	case strings.Contains(media, "yaml") && !json.Valid(body): // clients send apply patches in JSON
 		converted, err := yaml.YAMLToJSON(body)
 		if err != nil {
-			return nil // upstream reports it
+			return nil // upstream reports the error
 		}
 		body = converted
 	}
@@ -78,19 +74,20 @@ func (m *Meter) checkQuantities(r *http.Request, body []byte) error {
 	return walkQuantities(body, root)
 }
 
-// malformed reports whether no decoder can read any part of the CBOR, since decoders first check that all is
-// well-formed.
+// malformed reports whether an error means that the CBOR is not well-formed. Decoders first check the form of the whole
+// CBOR, so no decoder reads any part of malformed CBOR.
 func malformed(err error) bool {
 	var syntax *cbor.SyntaxError
 	var extraneous *cbor.ExtraneousDataError
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &syntax) || errors.As(err, &extraneous)
 }
 
-// maxKinds bounds how many kinds one body may name. A body needs one; a merge patch may spell the key in two ways.
+// maxKinds bounds how many kinds one body may name. A body needs one kind; a merge patch may spell the key 'kind' in
+// two ways.
 const maxKinds = 2
 
-// rootTypes are the types that a body may be decoded to. Upstream decodes a body as the kind that it names, and only
-// then checks that this is the path's kind.
+// rootTypes are the types that a body may be decoded to. Upstream decodes a body as the kind that the body names, and
+// only then checks whether the path has the same kind.
 func (m *Meter) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
 	if len(kinds) > maxKinds {
 		return nil, answers.Unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
@@ -100,7 +97,7 @@ func (m *Meter) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) 
 	return root.UnsortedList(), nil
 }
 
-// kindsAt are the kinds that an object names. Upstream ignores the case of the key 'kind', and takes the last one.
+// kindsAt are the kinds that an object names. Upstream ignores the case of the key 'kind', and takes the last such key.
 func kindsAt(object []byte) sets.Set[string] {
 	kinds := sets.New[string]()
 	tokens := json.NewDecoder(bytes.NewReader(object))
@@ -126,11 +123,11 @@ func kindsAt(object []byte) sets.Set[string] {
 }
 
 // checkPatchQuantities checks each value that a JSON patch writes against the types at its path. The patch may not move
-// a value of another type to a path with quantities, since that value was not checked as one.
+// a value of another type to a path with quantities, since that value was not checked as a quantity.
 func (m *Meter) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) error {
 	operations, err := jsonpatch.DecodePatch(body)
 	if err != nil {
-		return nil // upstream reports it
+		return nil // upstream reports the error
 	}
 	kinds, err := kindsOf(operations)
 	if err != nil {
@@ -148,7 +145,7 @@ func (m *Meter) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) 
 		if len(segments) > 0 {
 			last = unescaped(segments[len(segments)-1])
 		}
-		annotates := strings.HasPrefix(last, hpaAnnotations)
+		annotates := strings.HasPrefix(last, shape.ParsedAnnotations)
 		switch value := o["value"]; {
 		case o.Kind() == "move" || o.Kind() == "copy":
 			from, _ := o.From()
@@ -168,7 +165,8 @@ func (m *Meter) checkPatchQuantities(info *apirequest.RequestInfo, body []byte) 
 	return nil
 }
 
-// kindsOf are the kinds that a JSON patch writes. Upstream decodes the patched object as the kind that it then names.
+// kindsOf are the kinds that a JSON patch writes. Upstream decodes the patched object as the kind that the patched
+// object names.
 func kindsOf(operations jsonpatch.Patch) (sets.Set[string], error) {
 	kinds := sets.New[string]()
 	for _, o := range operations {
@@ -213,14 +211,14 @@ func typesNamed(kinds ...string) (all []reflect.Type) {
 	return all
 }
 
-// walkQuantities checks every quantity in a JSON text, also one that a later member of the same name replaces.
+// walkQuantities checks every quantity in a JSON text, even a quantity that a later member of the same name replaces.
 func walkQuantities(text []byte, at []reflect.Type) error {
 	tokens := json.NewDecoder(bytes.NewReader(text))
 	tokens.UseNumber()
 	if err := walk(tokens, at, false); err != errNoJSON {
 		return err
 	}
-	return nil // upstream reports that it is not JSON
+	return nil // upstream reports that the text is not JSON
 }
 
 // errNoJSON ends a walk at text that is not JSON.
@@ -243,7 +241,7 @@ func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 				if err != nil || !ok {
 					return errNoJSON
 				}
-				next, below = step(at, name), strings.HasPrefix(name, hpaAnnotations)
+				next, below = step(at, name), strings.HasPrefix(name, shape.ParsedAnnotations)
 			}
 			if err := walk(tokens, next, below); err != nil {
 				return err
@@ -267,7 +265,7 @@ func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 	return nil
 }
 
-// typesAt are the types at a path of a JSON patch, given by its segments.
+// typesAt are the types at a path of a JSON patch. The segments are the parts of the path.
 func typesAt(at []reflect.Type, segments []string) []reflect.Type {
 	for _, segment := range segments {
 		at = step(at, unescaped(segment))
@@ -363,7 +361,7 @@ func holds(t reflect.Type, seen map[reflect.Type]bool) bool {
 func (m *Meter) typesOf(info *apirequest.RequestInfo) []reflect.Type {
 	example := m.config.Example(info)
 	if example == nil {
-		return nil // and it is not decoded either
+		return nil // and the body is not decoded either
 	}
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(example)
 	if err != nil {

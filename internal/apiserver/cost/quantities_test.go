@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
 // TestWalkQuantities: a walk ends for every body, and finds quantities wherever the types have them.
@@ -23,7 +25,7 @@ func TestWalkQuantities(t *testing.T) {
 	}
 	for _, body := range []string{
 		limits(long), limits("1e-2000000000"), limits(`"1\u0065-2000000000"`), `{"spec":{"overhead":{"a":` + long + `}}}`, `{"spec":{"overhead":{"a":` + long + `,"a":"1"}}}`,
-		`{"spec":{"volumes":[{"emptyDir":{"sizeLimit":` + long + `}}]}}`, `{"metadata":{"annotations":{"` + hpaAnnotations + `metrics":"[{\"a\":\"1e-2000000000\"}]"}}}`,
+		`{"spec":{"volumes":[{"emptyDir":{"sizeLimit":` + long + `}}]}}`, `{"metadata":{"annotations":{"` + shape.ParsedAnnotations + `metrics":"[{\"a\":\"1e-2000000000\"}]"}}}`,
 		limits(long)[:strings.Index(limits(long), long)+len(long)],
 	} {
 		require.ErrorContains(t, walkQuantities([]byte(body), pod), "quantity", body)
@@ -31,7 +33,7 @@ func TestWalkQuantities(t *testing.T) {
 	require.NoError(t, walkQuantities([]byte(limits(long)), typesNamed("ConfigMap")))
 }
 
-// TestKindsAt: kindsAt returns every text that upstream might take for the kind, and no other.
+// TestKindsAt: kindsAt returns every text that upstream might take for the kind, and no other text.
 func TestKindsAt(t *testing.T) {
 	for body, kinds := range map[string][]string{
 		`{"kind":"A","Kind":"B","KIND":"A","k\u0069nd":"C"}`: {"A", "B", "C"},

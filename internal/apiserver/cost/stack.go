@@ -8,8 +8,10 @@ import (
 // deepStack is the size of a stack frame that grows the stack to the 32 KiB that a write needs.
 const deepStack = 16 << 10
 
-// deepen grows the goroutine's stack at once, while it is nearly empty. Upstream runs each write in a goroutine of its
-// own. Otherwise that goroutine's stack would double again and again, and its content would be copied each time.
+// deepen grows the goroutine's stack at once, while the stack is nearly empty. Upstream runs each write in a goroutine
+// of its own, whose stack would otherwise double again and again, with a copy and a walk over its frames each time.
+// BenchmarkDeepen shows that repeated doubling takes several times as long. Nobody needs deepen once upstream serves a
+// write in the request's own goroutine.
 //
 //go:noinline
 func deepen(i int) byte {
@@ -17,11 +19,11 @@ func deepen(i int) byte {
 	return room[i]
 }
 
-// Deepening makes objects as c does, and deepens the stack before. It is what upstream's create handler calls first in
-// that goroutine.
+// Deepening returns a creater that first deepens the stack and then makes objects with c. Upstream's create handler
+// calls the creater first in the goroutine of the write.
 func Deepening(c runtime.ObjectCreater) runtime.ObjectCreater { return deepening{c} }
 
-// deepening is what Deepening returns.
+// deepening is the creater that Deepening returns.
 type deepening struct{ runtime.ObjectCreater }
 
 // New implements runtime.ObjectCreater.

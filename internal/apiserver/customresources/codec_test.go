@@ -31,7 +31,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// schemas are CRD schemas that differ in how they change values which do not fit them.
+// schemas are CRD schemas. They differ in how they change values that do not fit.
 var schemas = []string{
 	`{type: object, properties: {spec: {type: object, properties: {a: {type: string}, b: {type: integer, default: 3}, c: {type: array, items: {type: object, properties: {a: {type: string, nullable: true}}}}}}}}`,
 	`{type: object, x-kubernetes-preserve-unknown-fields: true}`,
@@ -41,13 +41,13 @@ var schemas = []string{
 	`{type: object, properties: {spec: {type: object, additionalProperties: true}, a: {type: string, default: x}}}`,
 }
 
-// codecs are upstream's codec and ours for one schema.
+// codecs are upstream's codec and our codec for one schema.
 type codecs struct {
 	upstream, ours runtime.Codec
 	schema         *verbatim.Schema
 }
 
-// notStored gives upstream's handler what it needs to make its codec.
+// notStored gives upstream's handler the options from which the handler makes its codec.
 type notStored struct{ codec runtime.Codec }
 
 func (n *notStored) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
@@ -87,8 +87,8 @@ func wanted() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
 }
 
-// decode calls Decode, and turns a panic into an error. Upstream panics for an object without metadata, which cannot be
-// stored.
+// decode calls Decode, and turns a panic into an error. Upstream panics for an object without metadata. Such an object
+// cannot be stored.
 func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime.Object, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -99,8 +99,8 @@ func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime
 	return object, err
 }
 
-// compare reports whether the schema leaves the stored object as it is. If so, it requires that both codecs decode it
-// to the same object, and that package verbatim encodes it as upstream does.
+// compare reports whether the schema leaves the stored object as it is. If so, it requires that both codecs decode the
+// stored object to the same object, and that package verbatim encodes the stored object as upstream does.
 func (c codecs) compare(t testing.TB, stored []byte) bool {
 	_, leaves := c.schema.Leaves(stored)
 	expected, failed := decode(c.upstream, stored, wanted())
@@ -144,7 +144,7 @@ func stored(t testing.TB, metadata, rest string) []byte {
 // deep returns n objects, nested in each other.
 func deep(n int) string { return strings.Repeat(`{"a":`, n-1) + "{}" + strings.Repeat("}", n-1) }
 
-// numbers turns floats that JSON does not distinguish from integers into integers.
+// numbers turns a float into an integer if JSON does not distinguish the two.
 func numbers(object map[string]any) {
 	var walk func(v any) any
 	walk = func(v any) any {
@@ -167,7 +167,7 @@ func numbers(object map[string]any) {
 	walk(object)
 }
 
-// TestVerbatim: Leaves recognizes the objects that their schema leaves as they are, and the others are decoded.
+// TestVerbatim: Leaves is true only of objects that their schema leaves as they are. All other objects are decoded.
 func TestVerbatim(t *testing.T) {
 	var all []codecs
 	for _, s := range schemas {
@@ -227,7 +227,8 @@ func TestVerbatim(t *testing.T) {
 		require.Equal(t, c.leaves, all[c.schema].compare(t, stored(t, c.metadata, c.rest)), "schema %d: %s %s", c.schema, c.metadata, c.rest)
 	}
 
-	// Values that upstream would not write are not read here: upstream refuses them or decodes them.
+	// Leaves is false for encodings that upstream would not write; upstream's codec refuses or decodes these. The only
+	// exception here is a number in a longer form than necessary.
 	plain := stored(t, plainMetadata, `,"spec":{"b":1}`)
 	for old, other := range map[string]string{
 		"\xd9\xd9\xf7": "", "\x44kind": "\x64kind", "\x44spec\xa1": "\x58\x04spec\xa1", "\x41b\x01": "\x41b\x18\x01",
@@ -248,7 +249,7 @@ func TestVerbatim(t *testing.T) {
 		first := stored(t, plainMetadata, `,"spec":`+randomJSON(random, 4)+`,"a":`+randomJSON(random, 2))
 		c.compare(t, first)
 		once, _, err := c.upstream.Decode(first, nil, wanted())
-		if err != nil { // what is embedded here is not a Kubernetes object
+		if err != nil { // the embedded value is not a Kubernetes object
 			continue
 		}
 		again, err := runtime.Encode(resources.CustomCodec(), once)

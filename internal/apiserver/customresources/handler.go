@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,10 +41,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
-	"github.com/logplane/logplane/internal/apiserver/lines"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/watchwriter"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -63,27 +65,23 @@ type Config struct {
 	Definitions *Reader
 	// Registry returns the registry of CustomResourceDefinitions, on which a watch of custom resources depends.
 	Registry func() (rest.Watcher, error)
-	// WithLine gives a watch a line to its client, unless the form is nil.
-	WithLine func(*http.Request, *lines.Form) *http.Request
+	// WithWatchWriter gives a watch a writer to its client, unless the encoding is nil.
+	WithWatchWriter func(*http.Request, *watchwriter.Encoding) *http.Request
 	// Calls says how conversion webhooks are called.
 	Calls webhook.AuthenticationInfoResolverWrapper
-	// Corrected corrects answers to reads that need a conversion webhook. Answers to writes are corrected in any case.
-	Corrected func(http.Handler) http.Handler
 	// The fields from here to MaxRequestBodyBytes are as in upstream's configuration.
 	Admission           admission.Interface
 	Authorizer          authorizer.Authorizer
 	RequestTimeout      time.Duration
 	MinRequestTimeout   time.Duration
 	MaxRequestBodyBytes int64
-	// NotServed answers a request that no other handler serves. Fail answers with an error as a Status.
-	NotServed http.Handler
-	Fail      func(http.ResponseWriter, *http.Request, error)
-	Logger    *slog.Logger
+	Logger              *slog.Logger
 }
 
 // Handler serves the objects of every CRD. Each CRD has its own instance of upstream's handler, which is built for one
 // state of the CRD and knows no other state. So a whole request sees one state: the newest when the request arrived. A
-// changed CRD gets a new handler, and the old one goes away with its last request. It is safe for concurrent use.
+// changed CRD gets a new handler, and the old handler goes away with its last request. Handler is safe for concurrent
+// use.
 type Handler struct {
 	config Config
 
@@ -94,27 +92,22 @@ type Handler struct {
 }
 
 // NewHandler returns a handler of custom resources.
-func NewHandler(c Config) (*Handler, error) {
-	handlers, err := lru.New[string, *definitionHandler](served)
-	if err != nil {
-		return nil, err
-	}
-	past, err := lru.New[string, *definitionHandler](servedPast)
-	if err != nil {
-		return nil, err
-	}
-	return &Handler{config: c, handlers: handlers, past: past}, nil
+func NewHandler(c Config) *Handler {
+	h := &Handler{config: c}
+	h.handlers, _ = lru.New[string, *definitionHandler](served) // fails only for a size below one, as does the next
+	h.past, _ = lru.New[string, *definitionHandler](servedPast)
+	return h
 }
 
 // ServeHTTP serves a resource request for a group that is not built in.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest {
-		h.config.NotServed.ServeHTTP(w, r)
+		answers.Unknown.ServeHTTP(w, r)
 		return
 	}
 	if refused := refuseProtobuf(r, info.Verb); refused != nil {
-		h.config.Fail(w, r, refused)
+		answers.Fail(w, r, refused)
 		return
 	}
 	seen := h.config.Cell.Projection.Current() // the CRD is read at this revision or later
@@ -125,14 +118,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if crd == nil {
-		h.config.NotServed.ServeHTTP(w, r)
+		answers.Unknown.ServeHTTP(w, r)
 		return
 	}
-	find := h.handlerOf
-	if past {
-		find = h.pastHandlerOf
-	}
-	one, err := find(crd)
+	one, err := h.handlerOf(crd, past)
 	if err != nil {
 		h.fail(w, r, fmt.Errorf("serve CustomResourceDefinition %s: %w", crd.Name, err))
 		return
@@ -153,17 +142,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(context.WithValue(r.Context(), servedKey{}, one))
 	}
 	if info.Verb == "watch" && info.Subresource == "" {
-		one.schemas() // compiled here, or the feed would wait for it
-		r = h.config.WithLine(r, one.form(r, info))
+		one.schemas() // compiled here, because otherwise the feed would wait for the compilation
+		r = h.config.WithWatchWriter(r, one.watchEncoding(r, info))
 	}
 	serve := http.Handler(one)
 	if r.Method == http.MethodGet && callsService(crd) {
-		serve = h.config.Corrected(one)
+		serve = answers.Corrected(one) // answers to writes are corrected in any case
 	}
 	serve.ServeHTTP(w, r)
 }
 
-// callsService reports whether a webhook converts objects of the CRD, and the CRD names that webhook by its Service.
+// callsService reports whether the CRD's objects are converted by a webhook that the CRD names by its Service.
 func callsService(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	c := crd.Spec.Conversion
 	return c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil
@@ -180,16 +169,17 @@ func refuseProtobuf(r *http.Request, verb string) error {
 }
 
 // endWithCRD ends a watch when its CRD changes or is deleted, as upstream does. The handler of the watch knows only
-// this state of the CRD, and later objects may follow another. Clients watch again. since is a revision at or before
-// the one at which the CRD was read. The CRD's own revision would not do, since the log may no longer reach back to it.
+// this state of the CRD, and later objects may follow a newer state. Clients watch again. since is the revision at
+// which the CRD was read, or an older revision. The CRD's own revision would be too old, because the log may no longer
+// reach back to that revision.
 func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
 	registry, err := h.config.Registry()
 	if err != nil {
 		return err
 	}
 	own := kubestore.RequestOf(ctx)
-	own.End, own.Place, own.Line = nil, nil, nil                 // must outlast the client's watch, which ends with a last bookmark
-	ctx = flowcontrol.WithInitializationSignal(own.In(ctx), nil) // the client's watch keeps its place until it has started itself
+	own.End, own.Seat, own.WatchWriter = nil, nil, nil           // this watch must outlast the client's watch, which ends with a last bookmark
+	ctx = flowcontrol.WithInitializationSignal(own.In(ctx), nil) // the client's watch keeps its seat until that watch has started
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})
@@ -200,7 +190,7 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 		defer end()
 		defer changes.Stop()
 		for event := range changes.ResultChan() {
-			now, err := meta.Accessor(event.Object) // an object that many watches share is not of the CRD type itself
+			now, err := meta.Accessor(event.Object) // an object that many watches share is not of the CRD's Go type
 			if err != nil || event.Type == watch.Deleted || now.GetUID() != crd.UID || now.GetGeneration() != crd.Generation {
 				return
 			}
@@ -211,15 +201,20 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h.config.Logger.ErrorContext(r.Context(), "a custom resource could not be served", "error", err)
-	h.config.Fail(w, r, err)
+	answers.Fail(w, r, err)
 }
 
 // handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask
-// for an older state. It gets the handler of the newer state, which it could have seen as well.
-func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
+// for an older state. Such a request gets the handler of the newer state, because the request could also have seen the
+// newer state. A request of the past gets the handler of exactly the given state.
+func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition, past bool) (*definitionHandler, error) {
+	kept, key := h.handlers, crd.Name
+	if past {
+		kept, key = h.past, crd.Name+"@"+crd.ResourceVersion
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	old, ok := h.handlers.Get(crd.Name)
+	old, ok := kept.Get(key)
 	if ok && (revisionOf(old.crd.Load()) >= revisionOf(crd) || old.follow(crd)) {
 		return old, nil
 	}
@@ -227,30 +222,14 @@ func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*def
 	if err != nil {
 		return nil, err
 	}
-	h.handlers.Add(crd.Name, one)
+	kept.Add(key, one)
 	return one, nil
 }
 
-// pastHandlerOf returns the handler of exactly this state of the CRD.
-func (h *Handler) pastHandlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	key := crd.Name + "@" + crd.ResourceVersion
-	if one, ok := h.past.Get(key); ok {
-		return one, nil
-	}
-	one, err := h.newHandler(crd)
-	if err != nil {
-		return nil, err
-	}
-	h.past.Add(key, one)
-	return one, nil
-}
-
-// Instances returns the storage of a CRD's objects in the storage version, whatever versions are served. The lifecycle
-// deletes the objects there.
+// Instances returns the storage of a CRD's objects in the storage version, regardless of the versions that are served.
+// The lifecycle deletes the objects there.
 func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
-	one, err := h.handlerOf(crd)
+	one, err := h.handlerOf(crd, false)
 	if err != nil {
 		return nil, err
 	}
@@ -270,13 +249,13 @@ func (h *Handler) Shrink() {
 	}
 }
 
-// definitionHandler is upstream's handler of all CRDs, given only one.
+// definitionHandler is upstream's handler of all CRDs, given only one CRD.
 type definitionHandler struct {
 	http.Handler
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
 	// schemas returns the schemas of the versions, by apiVersion. A version is missing if its objects must be decoded.
-	schemas func() map[string]*verbatim.Schema
-	forms   lines.Forms // of watches
+	schemas        func() map[string]*verbatim.Schema
+	watchEncodings watchwriter.Encodings // of watches
 }
 
 func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
@@ -284,9 +263,9 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 	one.crd.Store(established(crd))
 	one.schemas = sync.OnceValue(func() map[string]*verbatim.Schema { return schemasOf(crd) })
 	upstream, err := crdserver.NewCustomResourceDefinitionHandler(
-		nil, nil, // discovery is ours
+		nil, nil, // discovery is not served by upstream's handler
 		one,
-		c.NotServed,
+		answers.Unknown,
 		instanceOptions{c.Stores, one.schemaOf},
 		wholeNumbers{c.Admission},
 		nil,                                 // nothing is left to establish
@@ -311,7 +290,7 @@ func (h *definitionHandler) schemaOf(apiVersion string) *verbatim.Schema {
 	return h.schemas()[apiVersion]
 }
 
-// schemasOf compiles the schemas of a CRD. Upstream's handler compiles its own, but does not export them.
+// schemasOf compiles the schemas of a CRD. Upstream's handler compiles its own schemas, but does not export them.
 func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbatim.Schema {
 	schemas := map[string]*verbatim.Schema{}
 	for _, v := range crd.Spec.Versions {
@@ -327,8 +306,8 @@ func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbat
 	return schemas
 }
 
-// SchemaOf returns the schema of a version of a CRD, which gives its objects their defaults. It is nil if there is no
-// such version, or if upstream's handler does not use the version's schema or refuses it.
+// SchemaOf returns the schema of a version of a CRD. The schema gives the CRD's objects their defaults. It is nil if
+// there is no such version, or if upstream's handler does not use the version's schema or refuses it.
 func SchemaOf(crd *apiextensionsv1.CustomResourceDefinition, version string) *structuralschema.Structural {
 	at := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
 	if at < 0 || crd.Spec.PreserveUnknownFields || crd.Spec.Versions[at].Schema == nil || crd.Spec.Versions[at].Schema.OpenAPIV3Schema == nil {
@@ -340,7 +319,7 @@ func SchemaOf(crd *apiextensionsv1.CustomResourceDefinition, version string) *st
 	}
 	structural, err := structuralschema.NewStructural(&internal)
 	if err != nil {
-		return nil // the handler says so
+		return nil // upstream's handler reports the error
 	}
 	return structural
 }
@@ -354,8 +333,8 @@ func TypesOf(crd *apiextensionsv1.CustomResourceDefinition, version string) (man
 	return managedfields.NewTypeConverter(document.Components.Schemas, crd.Spec.PreserveUnknownFields)
 }
 
-// established back-dates the condition. Upstream delays creates for two seconds after it, because other servers may not
-// know the CRD yet. Here every server reads the CRD with each request.
+// established back-dates the condition Established. Upstream delays creates for two seconds after that condition was
+// set, because other servers may not know the CRD yet. Here every server reads the CRD with each request.
 func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	crd = crd.DeepCopy()
 	for i := range crd.Status.Conditions {
@@ -366,8 +345,8 @@ func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1
 	return crd
 }
 
-// follow adopts a newer state of the CRD if only conditions or metadata differ, and reports whether it did. If so,
-// storage and schemas stay, and watches go on.
+// follow adopts a newer state of the CRD if only conditions or metadata differ, and reports whether it has adopted that
+// state. If so, storage and schemas stay, and watches go on.
 func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	old := h.crd.Load()
 	if old.UID != crd.UID || !apiequality.Semantic.DeepEqual(old.Spec, crd.Spec) ||
@@ -378,8 +357,9 @@ func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition
 	return true
 }
 
-// Informer and Lister make the handler the informer of its one CRD. It never reports a change, so upstream never tears
-// down what it built. There is nothing to tear down: stores own nothing, and the handler goes with its last request.
+// Informer and Lister make the handler the informer of its one CRD. The informer never reports a change, so upstream
+// never tears down the handler's stores. There is nothing to tear down: stores own no resources, and the handler goes
+// away with its last request.
 func (h *definitionHandler) Informer() cache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister is upstream's interface.
@@ -397,4 +377,42 @@ func (l lister) Get(name string) (*apiextensionsv1.CustomResourceDefinition, err
 		return crd, nil
 	}
 	return nil, apierrors.NewNotFound(Resource, name)
+}
+
+// wholeNumbers turns whole numbers into integers before upstream compares an object with the stored object, which has
+// integers. Otherwise a client that sends 1.0 would change the object, and its generation, each time.
+type wholeNumbers struct{ admission.Interface }
+
+var (
+	_ admission.MutationInterface   = wholeNumbers{}
+	_ admission.ValidationInterface = wholeNumbers{}
+)
+
+// Handles implements admission.Interface.
+func (w wholeNumbers) Handles(operation admission.Operation) bool {
+	return operation == admission.Create || operation == admission.Update || w.Interface.Handles(operation)
+}
+
+// Admit implements admission.MutationInterface.
+func (w wholeNumbers) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if inner, mutates := w.Interface.(admission.MutationInterface); mutates && inner.Handles(a.GetOperation()) {
+		if err := inner.Admit(ctx, a, o); err != nil {
+			return err
+		}
+	}
+	if u, ok := a.GetObject().(*unstructured.Unstructured); ok { // after the plug-ins, which may add numbers
+		if whole, changed := resources.Whole(u.Object); changed {
+			u.Object = whole.(map[string]any)
+		}
+	}
+	return nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (w wholeNumbers) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	inner, validates := w.Interface.(admission.ValidationInterface)
+	if !validates || !inner.Handles(a.GetOperation()) {
+		return nil
+	}
+	return inner.Validate(ctx, a, o)
 }

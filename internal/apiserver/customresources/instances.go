@@ -44,18 +44,20 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 	return options, nil
 }
 
-// codec is upstream's codec of one CRD. Objects that the CRD's schema leaves as they are it decodes without the schema.
+// codec is upstream's codec of one CRD. If the CRD's schema would leave an object as it is, the codec decodes the
+// object without using the schema.
 //
-// It also explains what to do about an object that is stored in a version its CRD no longer has. Upstream refuses to
-// drop a version that `status.storedVersions` names, but lets a user remove the version from that list.
+// An object may be stored in a version that its CRD no longer has. Then the error of the codec explains what to do.
+// Upstream refuses to drop a version that `status.storedVersions` names, but lets a user remove the version from that
+// list.
 type codec struct {
 	runtime.Codec
 	schemaOf func(apiVersion string) *verbatim.Schema
-	// version is the version to which objects are decoded unless another is asked for.
+	// version is the version to which objects are decoded unless the caller asks for another version.
 	version string
 }
 
-// fewValues values are decoded and encoded again in some 0.3 ms.
+// fewValues is how many values are decoded and encoded again in some 0.3 ms.
 const fewValues = 1000
 
 // Local implements kubestore.Local.
@@ -64,7 +66,7 @@ func (c codec) Local(data []byte) (local, soon bool) {
 	return local, local && values <= fewValues
 }
 
-// leaves returns how many values an object has, and whether its schema leaves them as they are.
+// leaves returns how many values an object has, and whether the object's schema leaves all values as they are.
 func (c codec) leaves(data []byte, into runtime.Object) (values int, leaves bool) {
 	version := c.version
 	if u, ok := into.(*unstructured.Unstructured); ok {

@@ -12,11 +12,9 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/webhook"
 
 	"github.com/logplane/logplane/eventlog"
@@ -25,9 +23,9 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// createStrategy is upstream's strategy. It also sets what upstream's controllers would set.
+// createStrategy is upstream's strategy. It also sets the names and conditions that upstream's controllers would set.
 type createStrategy struct {
-	rest.RESTCreateStrategy
+	resources.CreateStrategy
 	naming *naming
 }
 
@@ -42,11 +40,11 @@ func (s createStrategy) Canonicalize(obj runtime.Object) {
 	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// updateStrategy is upstream's strategy for the specification or for the status. It also sets what upstream's
-// controllers would set. A CRD that is written unchanged is judged again, and so gets names that another CRD has given
-// up.
+// updateStrategy is upstream's strategy for the specification or for the status. It also sets the names and conditions
+// that upstream's controllers would set. A CRD that is written unchanged is judged again, and so gets names that
+// another CRD has given up.
 type updateStrategy struct {
-	rest.RESTUpdateStrategy
+	resources.UpdateStrategy
 	naming *naming
 }
 
@@ -69,8 +67,8 @@ func (s updateStrategy) Canonicalize(obj runtime.Object) {
 	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// naming does within the write what upstream's naming, establishing, structural schema and approval controllers do
-// after a write.
+// naming does the work of upstream's naming, establishing, structural schema and approval controllers. Upstream's
+// controllers work after a write, naming works within the write.
 type naming struct{ definitions *Reader }
 
 func (n *naming) decide(crd *apiextensions.CustomResourceDefinition) {
@@ -103,28 +101,24 @@ func (n *naming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
 	}
 	one(wanted.Plural, &accepted.Plural, resources, "PluralConflict")
 	one(wanted.Singular, &accepted.Singular, resources, "SingularConflict")
-	if clashes := clashing(wanted.ShortNames, accepted.ShortNames, resources); clashes != nil {
-		refuse("ShortNamesConflict", clashes)
+	var clashes []error
+	for _, name := range wanted.ShortNames {
+		if !slices.Contains(accepted.ShortNames, name) && resources.Has(name) {
+			clashes = append(clashes, inUse(name))
+		}
+	}
+	if len(clashes) > 0 {
+		refuse("ShortNamesConflict", errors.Join(clashes...))
 	} else {
 		accepted.ShortNames = slices.Clone(wanted.ShortNames)
 	}
 	one(wanted.Kind, &accepted.Kind, kinds, "KindConflict")
 	one(wanted.ListKind, &accepted.ListKind, kinds, "ListKindConflict")
 	accepted.Categories = slices.Clone(wanted.Categories)
-	setCondition(crd, verdict)
+	apiextensions.SetCRDCondition(crd, verdict)
 }
 
 func inUse(name string) error { return fmt.Errorf("%q is already in use", name) }
-
-func clashing(wanted, accepted []string, taken sets.Set[string]) error {
-	var errs []error
-	for _, name := range wanted {
-		if !slices.Contains(accepted, name) && taken.Has(name) {
-			errs = append(errs, inUse(name))
-		}
-	}
-	return errors.Join(errs...)
-}
 
 // taken returns the names that the other CRDs of the group hold.
 func (n *naming) taken(crd *apiextensions.CustomResourceDefinition) (resources, kinds sets.Set[string]) {
@@ -160,7 +154,7 @@ func establish(crd *apiextensions.CustomResourceDefinition) {
 	case !validCABundle(crd.Spec.Conversion):
 		verdict.Status, verdict.Reason, verdict.Message = apiextensions.ConditionFalse, "InvalidCABundle", "The conversion webhook CABundle is invalid"
 	}
-	setCondition(crd, verdict)
+	apiextensions.SetCRDCondition(crd, verdict)
 }
 
 func validCABundle(c *apiextensions.CustomResourceConversion) bool {
@@ -170,16 +164,14 @@ func validCABundle(c *apiextensions.CustomResourceConversion) bool {
 	return len(webhook.ValidateCABundle(field.NewPath(""), c.WebhookClientConfig.CABundle)) == 0
 }
 
-// judgeSchemas sets NonStructuralSchema, or removes it if all schemas are structural.
+// judgeSchemas sets the condition NonStructuralSchema, or removes the condition if all schemas are structural.
 func judgeSchemas(crd *apiextensions.CustomResourceDefinition) {
 	complaint := schemaComplaint(&crd.Spec)
 	if complaint == nil {
-		if apiextensions.FindCRDCondition(crd, apiextensions.NonStructuralSchema) != nil {
-			apiextensions.RemoveCRDCondition(crd, apiextensions.NonStructuralSchema)
-		}
+		apiextensions.RemoveCRDCondition(crd, apiextensions.NonStructuralSchema)
 		return
 	}
-	setCondition(crd, apiextensions.CustomResourceDefinitionCondition{
+	apiextensions.SetCRDCondition(crd, apiextensions.CustomResourceDefinitionCondition{
 		Type: apiextensions.NonStructuralSchema, Status: apiextensions.ConditionTrue, Reason: "Violations", Message: complaint.Error(),
 	})
 }
@@ -231,14 +223,7 @@ func judgeApproval(crd *apiextensions.CustomResourceDefinition) {
 	default:
 		verdict.Status, verdict.Reason = apiextensions.ConditionUnknown, "UnknownAnnotation"
 	}
-	setCondition(crd, verdict)
-}
-
-// setCondition keeps a condition's time if its status stays the same, so that an update without a change appends
-// nothing.
-func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.CustomResourceDefinitionCondition) {
-	c.LastTransitionTime = metav1.Now()
-	apiextensions.SetCRDCondition(crd, c)
+	apiextensions.SetCRDCondition(crd, verdict)
 }
 
 // Names is the resource of the claims that hold names.
@@ -251,7 +236,7 @@ func GroupOfName(claim string) string {
 }
 
 // nameClaims names the claims that hold a CRD's accepted names within its group. Two CRDs that are written at once may
-// both find a name free in their view. The log lets only one of them claim it.
+// both find a name free in their view. The log lets only one of the two CRDs claim the name.
 func nameClaims(cluster string) resources.ClaimsFunc {
 	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
 		crd, ok := obj.(*apiextensions.CustomResourceDefinition)
@@ -259,27 +244,21 @@ func nameClaims(cluster string) resources.ClaimsFunc {
 			return nil, fmt.Errorf("claim the names of a %T", obj)
 		}
 		names := crd.Status.AcceptedNames
-		resources := append([]string{names.Plural, names.Singular}, names.ShortNames...)
+		ofResource := append([]string{names.Plural, names.Singular}, names.ShortNames...)
+		const own = resources.OwnGroup
 		var claims []kubestore.Claim
-		for kind, all := range map[string][]string{"resource": resources, "kind": {names.Kind, names.ListKind}} {
+		for kind, all := range map[string][]string{"resource": ofResource, "kind": {names.Kind, names.ListKind}} {
 			for name := range sets.New(all...).Delete("") {
-				claims = append(claims, nameClaim(cluster, crd, kind, name))
+				claims = append(claims, kubestore.Claim{
+					Key: eventlog.Key{Cluster: cluster, Group: own, Resource: Names, Prefix: "/" + own + "/" + Names,
+						Name: crd.Spec.Group + ":" + kind + ":" + name},
+					// The body is the CRD's name, and not its uid, so that a CRD which is made again makes the same
+					// claim.
+					ContentType: "text/plain", Body: []byte(crd.Name),
+				})
 			}
 		}
 		slices.SortFunc(claims, func(a, b kubestore.Claim) int { return cmp.Compare(a.Key.Name, b.Key.Name) })
 		return claims, nil
-	}
-}
-
-// nameClaim identifies the holder of a name by the CRD's name, not by its uid. So a CRD that is deleted and created
-// again makes the same claim.
-func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
-	return kubestore.Claim{
-		Key: eventlog.Key{
-			Cluster: cluster, Group: resources.OwnGroup, Resource: Names, Prefix: "/" + resources.OwnGroup + "/" + Names,
-			Name: crd.Spec.Group + ":" + kind + ":" + name,
-		},
-		ContentType: "text/plain",
-		Body:        []byte(crd.Name),
 	}
 }

@@ -40,7 +40,7 @@ func NewReader(f *listers.Factory) *Reader {
 // Prefix of the rows of CRDs. It ends in a slash.
 func (c *Reader) Prefix() string { return c.rows.Prefix() }
 
-// Get returns the CRD with that name, or nil if there is none or it is reserved. The object is shared.
+// Get returns the CRD with that name, or nil if there is no such CRD or the CRD is reserved. The object is shared.
 func (c *Reader) Get(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	var object any
 	var ok bool
@@ -99,8 +99,8 @@ type Set struct {
 	State       State
 }
 
-// State tells sets of CRDs apart, including past sets. A deletion lowers the count. Any other change brings a revision
-// higher than any before.
+// State tells sets of CRDs apart, including past sets. A deletion of a CRD lowers the count of CRDs. Any other change
+// raises the highest revision of a CRD.
 type State struct {
 	revision uint64
 	count    int
@@ -124,7 +124,7 @@ func setOf(objects []any, err error) (Set, error) {
 	set := Set{State: State{count: len(objects)}}
 	for _, object := range objects {
 		crd := object.(*apiextensionsv1.CustomResourceDefinition)
-		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved one may be older than the check that refuses it
+		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved CRD may be older than the check that refuses reserved CRDs
 			set.Definitions = append(set.Definitions, crd)
 		}
 		set.State.revision = max(set.State.revision, revisionOf(crd))

@@ -37,13 +37,13 @@ func NewStorage(cluster string, stores *resources.Stores, definitions *Reader) (
 	}
 	names := &naming{definitions}
 	spec := customresourcedefinition.NewStrategy(crdserver.Scheme)
-	upstream.CreateStrategy = createStrategy{spec, names}
-	upstream.UpdateStrategy = updateStrategy{spec, names}
+	upstream.CreateStrategy = createStrategy{resources.CreateStrategyOf(spec), names}
+	upstream.UpdateStrategy = updateStrategy{resources.UpdateStrategyOf(spec), names}
 
 	status := *upstream.Store
 	statusStrategy := customresourcedefinition.NewStatusStrategy(crdserver.Scheme)
 	status.CreateStrategy, status.DeleteStrategy = nil, nil
-	status.UpdateStrategy = updateStrategy{statusStrategy, names}
+	status.UpdateStrategy = updateStrategy{resources.UpdateStrategyOf(statusStrategy), names}
 	status.ResetFieldsStrategy = statusStrategy
 
 	info := genericapiserver.NewDefaultAPIGroupInfo(apiextensions.GroupName, crdserver.Scheme, metav1.ParameterCodec, crdserver.Codecs)
@@ -54,11 +54,12 @@ func NewStorage(cluster string, stores *resources.Stores, definitions *Reader) (
 	return info, nil
 }
 
-// announcedVersion is what discovery's hash of the storage version is computed from: v1beta1, which kube-apiserver
-// stores because it is more compact. A different hash would make clients migrate stored objects for no reason.
+// announcedVersion is the version from which discovery computes its hash of the storage version: v1beta1.
+// Kube-apiserver stores v1beta1 because that version is more compact. A different hash would make clients migrate
+// stored objects for no reason.
 var announcedVersion = runtime.NewMultiGroupVersioner(apiextensionsv1beta1.SchemeGroupVersion, schema.GroupKind{Group: apiextensions.GroupName})
 
-// definitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
+// definitionOptions makes the store of CustomResourceDefinitions, which stores protobuf of version v1.
 type definitionOptions struct {
 	cluster string
 	stores  *resources.Stores
@@ -99,16 +100,13 @@ func (r REST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInf
 	return updated, created, err
 }
 
-// statusREST replaces upstream's status subresource, whose store is not exported. It retries in the same way.
+// statusREST replaces upstream's status subresource, whose store is not exported. It retries writes as REST does.
 type statusREST struct{ store *genericregistry.Store }
 
 var _ rest.Patcher = statusREST{}
 
-// New implements rest.Storage.
-func (r statusREST) New() runtime.Object { return &apiextensions.CustomResourceDefinition{} }
-
-// Destroy implements rest.Storage; the store is the main resource's.
-func (r statusREST) Destroy() {}
+func (statusREST) New() runtime.Object { return &apiextensions.CustomResourceDefinition{} }
+func (statusREST) Destroy()            {} // the store is the main resource's
 
 // Get implements rest.Getter.
 func (r statusREST) Get(ctx context.Context, name string, o *metav1.GetOptions) (runtime.Object, error) {
@@ -132,9 +130,10 @@ func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 // claimRetries is how many times one write may lose a name to another CRD.
 const claimRetries = 5
 
-// retryClaimed writes again after it lost a race for a name. The lost attempt wrote nothing, and the view holds the
-// winner, so the next attempt sees the clash. The next attempt can lose only a race for another name. In a transaction
-// the winner may be another operation of the same transaction, which no attempt sees.
+// retryClaimed writes again after an attempt that lost a race for a name. The lost attempt wrote nothing, and the view
+// now holds the CRD that won, so the next attempt sees the clash. The next attempt can lose only a race for another
+// name. In a transaction, another operation of the same transaction may have won the name; no attempt sees that
+// operation.
 func retryClaimed(ctx context.Context, write func() (runtime.Object, error)) (_ runtime.Object, err error) {
 	defer listers.Catch(ctx, &err)
 	var claimed *kubestore.ClaimedError

@@ -9,41 +9,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
-	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// Reserved reports whether the objects of a custom resource would be stored among our own objects, or among those of a
-// built-in resource in any version. A client chooses the group and plural name of a custom resource, and its rows and
-// subjects follow from them (docs/decisions/row-keys.md).
+// Reserved reports whether the objects of a custom resource would be stored among Logplane's own objects, or among the
+// objects of a built-in resource in any version. A client chooses the group and plural name of a custom resource, and
+// the resource's rows and subjects follow from these names (docs/decisions/row-keys.md).
 func Reserved(group, resource string) bool {
-	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || isBuiltinResource(group, resource)
-}
-
-func isBuiltinResource(group, resource string) bool {
-	found, err := spec.HasResource(group, resource)
-	if err != nil {
-		panic(listers.Unreadable{Err: err}) // the documents are embedded, and a test decodes them
-	}
-	return found
+	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || spec.HasResource(group, resource)
 }
 
 // IsBuiltin reports whether a version of a group is built in. It is false for versions that only custom resources have.
 func IsBuiltin(group, version string) bool {
-	versions, err := spec.Versions(group)
-	if err != nil {
-		panic(listers.Unreadable{Err: err})
-	}
-	return slices.ContainsFunc(versions, func(v spec.Version) bool { return v.Name == version })
+	return slices.ContainsFunc(spec.Versions(group), func(v spec.Version) bool { return v.Name == version })
 }
 
-// forbidden returns how a CRD clashes with what is built in or reserved. A CRD that already clashes may keep its names
-// and versions, so that it can still be changed and deleted.
+// forbidden returns the errors of a CRD that clashes with built-in or reserved resources. A CRD that already clashes
+// may keep its names and versions, so that it can still be changed and deleted.
 func forbidden(crd, before *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
 	group, names := field.NewPath("spec", "group"), field.NewPath("spec", "names", "plural")
 	switch plural := crd.Spec.Names.Plural; {
 	case before != nil:
-	case isBuiltinResource(crd.Spec.Group, plural):
+	case spec.HasResource(crd.Spec.Group, plural):
 		errs = append(errs, field.Forbidden(names, fmt.Sprintf("%s of group %s are built in, in every version", plural, crd.Spec.Group)))
 	case Reserved(crd.Spec.Group, plural):
 		errs = append(errs, field.Forbidden(group, fmt.Sprintf("%s and the groups below it are reserved: use a domain of your own", resources.OwnGroup)))

@@ -1,12 +1,14 @@
 // Package dependents keeps an index of owner references, from which garbage is collected.
 //
-// Nouns. A dependent is an object that names owners in `metadata.ownerReferences`. For each owner that it names there
-// is a reference: a row that is found by the owner's uid, and whose value names owner and dependent. An object is
-// collecting while its deletion waits for its dependents: it has the finalizer of a foreground deletion or of
-// orphaning. While it is collecting, it has a row, which is found by its own uid.
+// Nouns. A dependent is an object that names owners in `metadata.ownerReferences`. For each owner that a dependent
+// names there is a reference: a row that is found by the owner's uid, and whose value names owner and dependent. An
+// object is collecting while its deletion waits for its dependents. A collecting object has the finalizer of a
+// foreground deletion or of orphaning. It also has a row of its own, the collection, which is found by the object's
+// uid.
 //
-// Both kinds of rows are written in the atomic batch of their object. So the index is true at every revision, and a
-// collector reads only the rows that concern it. It needs neither all objects nor a graph in memory.
+// Both kinds of rows are written in the atomic batch of their object. So the index is true at every revision. A
+// collector of garbage reads only the rows of the objects that it looks at, and needs neither all objects nor a graph
+// in memory.
 package dependents
 
 import (
@@ -39,7 +41,7 @@ const (
 	References  = "references"
 	Collections = "collections"
 
-	// MaxOwners bounds the owners of an object, because each is a row in the object's batch.
+	// MaxOwners bounds the owners of an object, because each owner is a row in the object's batch.
 	MaxOwners = 100
 )
 
@@ -63,7 +65,7 @@ func objectOf(k eventlog.Key) Object {
 
 // Reference says that a dependent names an owner.
 type Reference struct {
-	// Owner is the owner reference of the dependent, without the field 'controller'. There may be no such object.
+	// Owner is the owner reference of the dependent, without the field 'controller'. The owner may not exist.
 	Owner     metav1.OwnerReference `json:"owner"`
 	Dependent Object                `json:"dependent"`
 }
@@ -89,8 +91,8 @@ func collectionKey(cluster string, uid types.UID) eventlog.Key {
 	return keyOf(cluster, Collections, hash(string(uid)))
 }
 
-// Beside returns the writes that keep the index true when an object changes.
-func Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+// Alongside returns the writes that keep the index true when an object changes.
+func Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	before, after := accessorOf(c.Before), accessorOf(c.After)
 	had, has := owners(before), owners(after)
 	if len(has) > MaxOwners && len(has) > len(had) {
@@ -271,7 +273,7 @@ func ObjectOf(value []byte) (o Object, err error) {
 // protobufMagic begins each object that Kubernetes stores as protobuf.
 var protobufMagic = []byte("k8s\x00")
 
-// MetadataOf decodes the metadata of an object as it was encoded, whatever its kind.
+// MetadataOf decodes the metadata of an encoded object of any kind.
 func MetadataOf(contentType string, encoded []byte) (*metav1.PartialObjectMetadata, error) {
 	if contentType != runtime.ContentTypeProtobuf {
 		object, err := runtime.Decode(resources.CustomCodec(), encoded)

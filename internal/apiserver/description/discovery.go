@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	kubeversion "k8s.io/apimachinery/pkg/version"
 	discoveryconversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
@@ -31,8 +32,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/server/routes"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
@@ -45,50 +46,44 @@ type discoveryHandler struct {
 	codecs serializer.CodecFactory
 }
 
-// NewDiscovery returns a handler of '/', '/api', '/apis', and the paths of groups and their versions below them.
-func NewDiscovery(c Config) (http.Handler, error) {
+// NewDiscovery returns a handler of '/', '/api', '/apis', and of the paths of groups and versions below '/api' and
+// '/apis'.
+func NewDiscovery(c Config) http.Handler {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
 	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
-	paths, err := newMadeOnce[state](moments, func(map[string]http.Handler) int { return 1 })
-	if err != nil {
-		return nil, err
-	}
-	return &discoveryHandler{config: c, paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
+	paths := newMadeOnce[state](moments, func(map[string]http.Handler) int { return 1 })
+	return &discoveryHandler{config: c, paths: paths, codecs: serializer.NewCodecFactory(scheme, serializer.WithSerializer(cbor.NewSerializerInfo))}
 }
 
 // ServeHTTP answers GET and HEAD of the known paths.
 func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	set, remotes, err := x.config.served(r.Context())
 	if err != nil {
-		x.config.Fail(w, r, err)
+		answers.Fail(w, r, err)
 		return
 	}
 	paths, err := x.paths.get(r.Context(), stateOf(set, remotes), func(context.Context) (map[string]http.Handler, error) { return x.build(set, remotes) })
 	if err != nil {
-		x.config.Fail(w, r, notMade(r, err))
+		answers.Fail(w, r, notMade(r, err))
 		return
 	}
 	h, ok := paths[strings.TrimSuffix(r.URL.Path, "/")]
 	switch {
 	case !ok:
-		x.config.NotServed.ServeHTTP(w, r)
+		answers.Unknown.ServeHTTP(w, r)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		x.config.Fail(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false))
+		answers.Fail(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false))
 	default:
 		h.ServeHTTP(w, r)
 	}
 }
 
-// build makes the handler of every path, except the paths of remote versions, whose requests are forwarded.
+// build makes the handler of every path except the paths of remote versions: requests for these paths are forwarded.
 func (x *discoveryHandler) build(set customresources.Set, remotes []*apiregistrationv1.APIService) (map[string]http.Handler, error) {
-	builtin, err := spec.Groups()
-	if err != nil {
-		return nil, err
-	}
-	groups, remote := withRemotes(merge(builtin, customGroups(set.Definitions)), remotes), indexRemotes(remotes)
-	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types do not support it
+	groups, remote := withRemotes(merge(spec.Groups(), customGroups(set.Definitions)), remotes), indexRemotes(remotes)
+	codecs := answers.Codecs()
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.config.ExternalAddress}
 	root := metav1.APIGroupList{}
 	paths := map[string]http.Handler{}
@@ -114,6 +109,7 @@ func (x *discoveryHandler) build(set customresources.Set, remotes []*apiregistra
 				schema.GroupVersion{Group: group.Name, Version: version.Name}, discovery.APIResourceListerFunc(resources))
 		}
 	}
+	var err error
 	if paths["/api"], err = x.choose(discovery.NewLegacyRootAPIHandler(addresses, codecs, "/api"), legacy, nil); err != nil {
 		return nil, err
 	}
@@ -132,9 +128,9 @@ type listed []string
 // ListedPaths implements routes.ListedPathProvider.
 func (l listed) ListedPaths() []string { return slices.Sorted(slices.Values(l)) }
 
-// negotiated answers with an object. Each answer needs a new object, because the encoder writes the kind into it.
-// Kube-apiserver's aggregator answers '/apis' in the same way. Upstream's handler for other API servers leaves out the
-// apiVersion.
+// negotiated answers with an object. Each answer needs a new object, because the encoder writes the kind into the
+// object. Kube-apiserver's aggregator answers '/apis' in the same way. Upstream's handler for other API servers leaves
+// out the apiVersion.
 func negotiated(codecs runtime.NegotiatedSerializer, object func() runtime.Object) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		responsewriters.WriteObjectNegotiated(codecs, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, object(), false)
@@ -189,7 +185,7 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group, remot
 		answer, tag := *list, etag // a copy, because the encoder writes the kind into it
 		if len(remotes) > 0 {
 			if answer.Items, tag, err = x.ask(r.Context(), list.Items, etag, remotes); err != nil {
-				x.config.Fail(w, r, notMade(r, err))
+				answers.Fail(w, r, notMade(r, err))
 				return
 			}
 		}
@@ -223,8 +219,8 @@ func (x *discoveryHandler) ask(ctx context.Context, groups []apidiscoveryv2.APIG
 	return groups, fmt.Sprintf("%X", sha512.Sum512(append([]byte(etag), encoded...))), nil
 }
 
-// withKinds fills in the group and version of resources that omit them because they are the list's. Upstream does so
-// for custom resources but not for built-in ones.
+// withKinds fills in the group and version of resources that omit both because the list names them. Upstream, too,
+// fills in both for custom resources, but not for built-in resources.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {
@@ -235,7 +231,7 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 	return resources
 }
 
-// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a
+// merge puts the groups of custom resources behind the built-in groups, as upstream's priorities do. A CRD may add a
 // version to a built-in group. A CRD in a built-in version is left out.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/url"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
@@ -33,11 +32,15 @@ type described struct {
 	encode func(context.Context, spec.Format) (spec.Document, error)
 }
 
-// describer makes the documents. It omits a CRD that it cannot describe, and logs that, as upstream does. It is safe
-// for concurrent use.
+// describer makes the documents. It omits a CRD that it cannot describe, and logs the omission, as upstream does. It is
+// safe for concurrent use.
 type describer struct {
-	splicer
+	logger    *slog.Logger
 	documents *madeOnce[documentKey, spec.Document]
+	// additions has, for each state of a CRD, the CRD's addition to OpenAPI v2 (v2.go).
+	additions *madeOnce[additionKey, folded]
+	// splicing is a semaphore: only one OpenAPI v2 document is made at a time, because making it takes much memory.
+	splicing chan struct{}
 }
 
 // documentKey names a finished document. path is 'v2' or 'v3/…'.
@@ -46,21 +49,20 @@ type documentKey struct {
 	format     spec.Format
 }
 
-func newDescriber(logger *slog.Logger) (describer, error) {
-	splicer, err := newSplicer(logger)
-	if err != nil {
-		return describer{}, err
+func newDescriber(logger *slog.Logger) describer {
+	return describer{
+		logger:    logger,
+		documents: newMadeOnce[documentKey](documentBytes, func(d spec.Document) int { return len(d.Gzip) }),
+		additions: newMadeOnce[additionKey](additionBytes, func(f folded) int { return len(f) }),
+		splicing:  make(chan struct{}, 1),
 	}
-	documents, err := newMadeOnce[documentKey](documentBytes, func(d spec.Document) int { return len(d.Gzip) })
-	return describer{splicer, documents}, err
 }
 
-// overview lists what is served for one set of CRDs. Documents are made on request. Their ETags come from the CRDs, so
-// an overview is made without the documents.
+// overview lists the documents that are served for one set of CRDs. Documents are made on request. Their ETags come
+// from the CRDs, so an overview is made without the documents.
 type overview struct {
 	served []*apiextensionsv1.CustomResourceDefinition
 	v3     map[string]*described // of CRDs, by path
-	index  locations
 }
 
 func (d describer) overview(builtin spec.Index, set customresources.Set) *overview {
@@ -85,11 +87,11 @@ func (d describer) overview(builtin spec.Index, set customresources.Set) *overvi
 			o.v3[path] = d.v3(gv, crds)
 		}
 	}
-	o.index = locate(builtin, o.v3)
 	return o
 }
 
-// etagOfCRDs derives a document's ETag from the CRDs in it and from the version of the code that makes it.
+// etagOfCRDs derives a document's ETag from the CRDs in the document and from the version of the code that makes the
+// document.
 func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	sum := sha512.New()
 	fmt.Fprintln(sum, spec.KubernetesVersion)
@@ -110,11 +112,7 @@ func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomReso
 		if err != nil {
 			return spec.Document{}, err
 		}
-		plain, err := document.Plain()
-		if err != nil {
-			return spec.Document{}, err
-		}
-		return compress(handler3.ToV3ProtoBinary(plain))
+		return compress(handler3.ToV3ProtoBinary(document.Plain()))
 	}
 	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
 		if f == spec.JSON {
@@ -136,11 +134,11 @@ func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []
 			return nil, err
 		}
 		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
-		if err == nil && len(crds) > 1 { // a CRD that cannot be encoded must not fail the others
+		if err == nil && len(crds) > 1 { // a CRD that cannot be encoded must not make the other CRDs fail
 			_, err = json.Marshal(s)
 		}
 		if err != nil {
-			leaveOut(d.logger, crd, gv.Version, err)
+			d.leaveOut(crd, gv.Version, err)
 			continue
 		}
 		specs = append(specs, s)
@@ -171,7 +169,7 @@ func compress(b []byte, err error) (spec.Document, error) {
 // v2 returns the one document of all groups.
 func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2) *described {
 	if len(served) == 0 && len(remotes) == 0 {
-		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
+		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f), nil }}
 	}
 	key := documentKey{path: "v2", etag: etagOfCRDs(served)}
 	if len(remotes) > 0 {
@@ -187,32 +185,21 @@ func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResour
 	}}
 }
 
-// locations has the URLs of the OpenAPI v3 documents, by path.
-type locations map[string]string
-
-// locate returns the locations of the documents, whose URLs have the documents' hashes.
-func locate(builtin spec.Index, custom map[string]*described) locations {
-	all := locations{}
-	for path, etag := range builtin.V3 {
-		all[path] = hashed("v3/"+path, etag)
-	}
-	for path, d := range custom {
-		all[path] = hashed("v3/"+path, d.etag)
-	}
-	return all
-}
-
-// with returns a copy with more locations.
-func (l locations) with(more map[string]string) locations {
-	all := maps.Clone(l)
-	maps.Copy(all, more)
-	return all
-}
-
-func (l locations) encode() ([]byte, error) {
+// indexOf lists the OpenAPI v3 documents with their URLs. Each URL has the hash of its document. remote has the URLs of
+// remote documents, by path.
+func (o *overview) indexOf(builtin spec.Index, remote map[string]string) ([]byte, error) {
 	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
-	for path, location := range l {
+	add := func(path, location string) {
 		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location}
+	}
+	for path, etag := range builtin.V3 {
+		add(path, hashed("v3/"+path, etag))
+	}
+	for path, d := range o.v3 {
+		add(path, hashed("v3/"+path, d.etag))
+	}
+	for path, location := range remote {
+		add(path, location)
 	}
 	encoded, err := json.Marshal(index)
 	if err != nil {

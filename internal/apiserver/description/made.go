@@ -17,11 +17,11 @@ type madeOnce[K comparable, V any] struct {
 
 	mu     sync.Mutex
 	kept   *simplelru.LRU[K, V] // by mu
-	used   int                  // by mu; the sum of the sizes kept
+	used   int                  // by mu; the sum of the sizes of the kept values
 	making map[K]*making[V]     // by mu
 }
 
-// making is a value that is not done yet.
+// making is the making of a value that is not finished yet.
 type making[V any] struct {
 	waiting int // by mu of madeOnce
 	cancel  context.CancelFunc
@@ -30,11 +30,10 @@ type making[V any] struct {
 	err     error
 }
 
-func newMadeOnce[K comparable, V any](budget int, size func(V) int) (*madeOnce[K, V], error) {
+func newMadeOnce[K comparable, V any](budget int, size func(V) int) *madeOnce[K, V] {
 	m := &madeOnce[K, V]{size: size, budget: budget, making: map[K]*making[V]{}}
-	kept, err := simplelru.NewLRU(max(budget, 1), func(_ K, v V) { m.used -= size(v) }) // called under mu
-	m.kept = kept
-	return m, err
+	m.kept, _ = simplelru.NewLRU(max(budget, 1), func(_ K, v V) { m.used -= size(v) }) // called under mu
+	return m
 }
 
 // get returns the value of the key, and makes it if necessary. It returns early if its context ends. When the last
@@ -85,24 +84,20 @@ func (m *madeOnce[K, V]) run(ctx context.Context, key K, one *making[V], create 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.forget(key, one)
-	if one.err == nil {
-		m.keep(key, one.value)
+	if one.err != nil {
+		return
+	}
+	m.kept.Remove(key)
+	m.kept.Add(key, one.value)
+	m.used += m.size(one.value)
+	for m.used > m.budget && m.kept.Len() > 1 {
+		m.kept.RemoveOldest()
 	}
 }
 
-// forget requires mu. Another making of the key may have begun since.
+// forget removes a making of the key, unless another making of the key has begun since. It requires mu.
 func (m *madeOnce[K, V]) forget(key K, one *making[V]) {
 	if m.making[key] == one {
 		delete(m.making, key)
-	}
-}
-
-// keep requires mu.
-func (m *madeOnce[K, V]) keep(key K, value V) {
-	m.kept.Remove(key)
-	m.kept.Add(key, value)
-	m.used += m.size(value)
-	for m.used > m.budget && m.kept.Len() > 1 {
-		m.kept.RemoveOldest()
 	}
 }

@@ -8,16 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func newLengths(t *testing.T, budget int) *madeOnce[string, string] {
-	t.Helper()
-	m, err := newMadeOnce[string](budget, func(v string) int { return len(v) })
-	require.NoError(t, err)
-	return m
+func newLengths(budget int) *madeOnce[string, string] {
+	return newMadeOnce[string](budget, func(v string) int { return len(v) })
 }
 
-// While one value is made, others can be made. Callers who want the first one share it, or leave.
+// TestMadeOnceWaitsForItsOwnOnly: while one value is made, other values can be made. Callers who want the first value
+// share that value, or leave.
 func TestMadeOnceWaitsForItsOwnOnly(t *testing.T) {
-	m := newLengths(t, 100)
+	m := newLengths(100)
 	begun, finish := make(chan struct{}), make(chan struct{})
 	count := 0
 	slow := func(context.Context) (string, error) {
@@ -51,9 +49,10 @@ func TestMadeOnceWaitsForItsOwnOnly(t *testing.T) {
 	require.Equal(t, 1, count)
 }
 
-// Making a value ends when no caller waits for it any more. A later caller makes the value again.
+// TestMadeOnceEndsWithTheLastWhoWaits: making a value ends when no caller waits for it any more. A later caller makes
+// the value again.
 func TestMadeOnceEndsWithTheLastWhoWaits(t *testing.T) {
-	m := newLengths(t, 100)
+	m := newLengths(100)
 	ctx, leave := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	_, err := m.get(ctx, "a", func(making context.Context) (string, error) {
@@ -70,7 +69,7 @@ func TestMadeOnceEndsWithTheLastWhoWaits(t *testing.T) {
 }
 
 func TestMadeOnceKeepsUpToItsBudget(t *testing.T) {
-	m := newLengths(t, 10)
+	m := newLengths(10)
 	made := func(key, value string) bool {
 		anew := false
 		v, err := m.get(t.Context(), key, func(context.Context) (string, error) { anew = true; return value, nil })
@@ -89,9 +88,9 @@ func TestMadeOnceKeepsUpToItsBudget(t *testing.T) {
 	require.Equal(t, 11, m.used)
 }
 
-// A panic is an error for the callers who wait, and does not end the process. No error is kept.
+// TestMadeOnceFails: a panic is an error for the callers who wait, and does not end the process. No error is kept.
 func TestMadeOnceFails(t *testing.T) {
-	m := newLengths(t, 10)
+	m := newLengths(10)
 	_, err := m.get(t.Context(), "a", func(context.Context) (string, error) { panic("no") })
 	require.EqualError(t, err, "panic: no")
 	_, err = m.get(t.Context(), "a", func(context.Context) (string, error) { return "", errors.New("nor now") })

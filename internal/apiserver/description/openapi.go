@@ -15,12 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// openAPI serves the generated documents of the built-in groups as they were shipped, and those of CRDs, which are
+// openAPI serves the generated documents of the built-in groups as they were shipped, and documents of CRDs, which are
 // computed from the newest view. It is safe for concurrent use.
 type openAPI struct {
 	config Config
@@ -29,41 +30,30 @@ type openAPI struct {
 }
 
 // NewOpenAPI returns a handler of '/openapi/…'.
-func NewOpenAPI(c Config) (http.Handler, error) {
-	describer, err := newDescriber(c.Logger)
-	if err != nil {
-		return nil, err
-	}
-	overviews, err := newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })
-	if err != nil {
-		return nil, err
-	}
-	return &openAPI{c, describer, overviews}, nil
+func NewOpenAPI(c Config) http.Handler {
+	return &openAPI{c, newDescriber(c.Logger), newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })}
 }
 
 // ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
 func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		d.config.Fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+		answers.Fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
 		return
 	}
 	if err := d.serve(w, r); err != nil {
-		for _, of := range []string{"Etag", "Cache-Control", "Expires", "Content-Encoding"} { // the document, not the error
+		for _, of := range []string{"Etag", "Cache-Control", "Expires", "Content-Encoding"} { // headers of the document, not of the error
 			w.Header().Del(of)
 		}
-		d.config.Fail(w, r, notMade(r, err))
+		answers.Fail(w, r, notMade(r, err))
 	}
 }
 
 func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
-	builtin, err := spec.Builtin()
-	if err != nil {
-		return err
-	}
+	builtin := spec.Builtin()
 	path := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/openapi/"), "/")
 	name := strings.TrimPrefix(path, "v3/")
-	if etag, ok := builtin.V3[name]; ok && name != path { // CRDs do not change it
-		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
+	if etag, ok := builtin.V3[name]; ok && name != path { // CRDs do not change this document
+		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f), nil }}).serve(w, r, path)
 	}
 	set, remotes, err := d.config.served(r.Context())
 	if err != nil {
@@ -81,16 +71,18 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 		return document.serve(w, r, path)
 	}
 	if path == "v3" {
-		index, err := d.index(r.Context(), all, remotes)
+		index, err := d.index(r.Context(), builtin, all, remotes)
 		if err != nil {
 			return err
 		}
-		serveIndex(w, r, index)
+		w.Header().Set("Etag", strconv.Quote(fmt.Sprintf("%X", sha512.Sum512(index))))
+		w.Header().Set("Content-Type", "application/json")
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
 		return nil
 	}
 	document, ok := all.v3[name]
 	if !ok || name == path {
-		d.config.NotServed.ServeHTTP(w, r)
+		answers.Unknown.ServeHTTP(w, r)
 		return nil
 	}
 	return document.serve(w, r, path)
@@ -115,21 +107,15 @@ func (d *openAPI) whole(ctx context.Context, builtin spec.Index, all *overview, 
 }
 
 // index lists the OpenAPI v3 documents. Requests for the documents of remote versions are forwarded.
-func (d *openAPI) index(ctx context.Context, all *overview, remotes []*apiregistrationv1.APIService) ([]byte, error) {
-	if len(remotes) == 0 {
-		return all.index.encode()
+func (d *openAPI) index(ctx context.Context, builtin spec.Index, all *overview, remotes []*apiregistrationv1.APIService) ([]byte, error) {
+	var located map[string]string
+	if len(remotes) > 0 {
+		var err error
+		if located, err = d.config.Remotes.OpenAPIV3(ctx, remotes); err != nil {
+			return nil, err
+		}
 	}
-	located, err := d.config.Remotes.OpenAPIV3(ctx, remotes)
-	if err != nil {
-		return nil, err
-	}
-	return all.index.with(located).encode()
-}
-
-func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {
-	w.Header().Set("Etag", strconv.Quote(fmt.Sprintf("%X", sha512.Sum512(index))))
-	w.Header().Set("Content-Type", "application/json")
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
+	return all.indexOf(builtin, located)
 }
 
 // serve negotiates as upstream does, and sends the document compressed to clients that accept gzip.
@@ -140,7 +126,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotAcceptable)
 		return nil
 	}
-	w.Header().Set("Content-Type", contentType(format, path)) // also for a redirect, which otherwise has a page
+	w.Header().Set("Content-Type", contentType(format, path)) // also for a redirect, which would otherwise have an HTML page
 	w.Header().Set("Etag", strconv.Quote(d.etag))
 	if hash := r.URL.Query().Get("hash"); hash != "" && strings.HasPrefix(path, "v3/") {
 		if hash != d.etag {
@@ -155,7 +141,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
-	if err := kubestore.TakeTurn(r.Context()); err != nil { // megabytes are made, decompressed or sent
+	if err := kubestore.TakeHeavySeat(r.Context()); err != nil { // megabytes are made, decompressed or sent
 		return err
 	}
 	document, err := d.encode(r.Context(), format)
@@ -165,8 +151,8 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 	body := document.Gzip
 	if acceptsGzip(r.Header.Get("Accept-Encoding")) {
 		w.Header().Set("Content-Encoding", "gzip")
-	} else if body, err = document.Plain(); err != nil {
-		return err
+	} else {
+		body = document.Plain()
 	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(http.StatusOK)

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -45,10 +44,10 @@ func crdOf(plural string, versions int) *apiextensionsv1.CustomResourceDefinitio
 	return crd
 }
 
-// The parts that are made for each CRD alone add up to the document that upstream makes of all CRDs, in both formats.
+// TestOpenAPIV2OfManyCRDs: the parts that are made for each CRD alone add up to the document that upstream makes of all
+// CRDs, in both formats.
 func TestOpenAPIV2OfManyCRDs(t *testing.T) {
-	d, err := newDescriber(slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
+	d := newDescriber(slog.New(slog.DiscardHandler))
 	crds := []*apiextensionsv1.CustomResourceDefinition{crdOf("gadgets", 2), crdOf("things", 3), crdOf("widgets", 1)}
 	g, err := decodeGeneratedV2()
 	require.NoError(t, err)
@@ -88,10 +87,9 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	require.Len(t, document.Paths.Path, len(whole.Paths.Paths))
 }
 
-// A change of one CRD keeps the additions that were made for the others.
+// TestOpenAPIV2IsMadePerCRD: after a change of one CRD, the additions of the other CRDs are still kept.
 func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
-	d, err := newDescriber(slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
+	d := newDescriber(slog.New(slog.DiscardHandler))
 	crds := []*apiextensionsv1.CustomResourceDefinition{crdOf("gadgets", 1), crdOf("things", 1)}
 	splice := func() {
 		_, err := d.spliced(t.Context(), crds, nil, spec.JSON)
@@ -107,11 +105,11 @@ func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 	require.Contains(t, keys, additionKey{"things", "2", spec.JSON})
 }
 
-// OpenAPI v2 has only the newest of very many versions. The log says that some are left out.
+// TestOpenAPIV2IsBounded: OpenAPI v2 has only the newest versions of a CRD with very many versions. The process logs
+// that some versions are left out.
 func TestOpenAPIV2IsBounded(t *testing.T) {
 	var log bytes.Buffer
-	d, err := newDescriber(slog.New(slog.NewTextHandler(&log, nil)))
-	require.NoError(t, err)
+	d := newDescriber(slog.New(slog.NewTextHandler(&log, nil)))
 	crd := crdOf("things", describedVersions+2)
 	got, err := d.spliced(t.Context(), []*apiextensionsv1.CustomResourceDefinition{crd}, nil, spec.JSON)
 	require.NoError(t, err)
@@ -135,15 +133,12 @@ type noRemotes struct{ Remotes }
 
 func (noRemotes) All() ([]*apiregistrationv1.APIService, error) { return nil, nil }
 
-// While an OpenAPI v2 document is made, other documents are served. A request that waits for it can end early.
+// TestOpenAPIDoesNotWaitForV2: while an OpenAPI v2 document is made, other documents are served. A request that waits
+// for the v2 document can end early.
 func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
-	h, err := NewOpenAPI(Config{
-		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, NotServed: http.NotFoundHandler(), Logger: slog.Default(),
-		Fail: func(w http.ResponseWriter, _ *http.Request, err error) {
-			w.WriteHeader(int(err.(apierrors.APIStatus).Status().Code))
-		},
+	h := NewOpenAPI(Config{
+		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, Logger: slog.Default(),
 	})
-	require.NoError(t, err)
 	get := func(ctx context.Context, path, accept string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 		r.Header.Set("Accept", accept)

@@ -15,7 +15,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// state identifies what discovery can show without asking a remote server.
+// state identifies the part of discovery that needs no answer of a remote server.
 type state struct {
 	definitions customresources.State
 	remotes     string
@@ -29,7 +29,7 @@ func stateOf(set customresources.Set, remotes []*apiregistrationv1.APIService) s
 	return state{set.State, all.String()}
 }
 
-// index finds the remote APIService of a version in their list.
+// index has the position of each version's APIService in the list of remote APIServices.
 type index map[schema.GroupVersion]int
 
 func indexRemotes(remotes []*apiregistrationv1.APIService) index {
@@ -40,8 +40,9 @@ func indexRemotes(remotes []*apiregistrationv1.APIService) index {
 	return of
 }
 
-// withRemotes puts remote versions among the local ones, in the order of upstream's priorities. Remote versions have no
-// resources here. A remote version hides a local version of the same name, whose CRD was created later.
+// withRemotes puts remote versions among the local versions, in the order of upstream's priorities. Remote versions
+// have no resources here. A remote version hides a local version of the same name; the CRD of such a local version was
+// created later.
 func withRemotes(local []spec.Group, remotes []*apiregistrationv1.APIService) []spec.Group {
 	if len(remotes) == 0 {
 		return local

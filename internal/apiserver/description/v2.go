@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -28,23 +27,18 @@ import (
 )
 
 const (
-	// describedVersions is how many versions of one CRD OpenAPI v2 describes: the newest ones. Each version costs some
-	// 5 ms and 30 KiB. No CRD that we know of has even half as many versions. OpenAPI v3 describes all versions.
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes: only the newest versions are described.
+	// Each version costs some 5 ms and 30 KiB. No CRD that we know of has even half as many versions. OpenAPI v3
+	// describes all versions.
 	describedVersions = 64
 	// additionBytes bounds the additions that one process keeps. The next document reuses the additions of unchanged
 	// CRDs.
 	additionBytes = 64 << 20
 )
 
-// splicer makes OpenAPI v2 documents. For each state of a CRD, it makes the CRD's addition once. It splices additions
-// into the generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe
-// for concurrent use.
-type splicer struct {
-	logger    *slog.Logger
-	additions *madeOnce[additionKey, folded]
-	// splicing has room for one document, because making one takes much memory.
-	splicing chan struct{}
-}
+// An OpenAPI v2 document is the generated document with one addition for each CRD. An addition is made once for each
+// state of its CRD. Additions are spliced in without decoding the rest of the document; decoding would cost a hundred
+// times the memory.
 
 // additionKey names the addition of one state of a CRD to OpenAPI v2.
 type additionKey struct {
@@ -53,14 +47,9 @@ type additionKey struct {
 	format          spec.Format
 }
 
-func newSplicer(logger *slog.Logger) (splicer, error) {
-	additions, err := newMadeOnce[additionKey](additionBytes, func(f folded) int { return len(f) })
-	return splicer{logger, additions, make(chan struct{}, 1)}, err
-}
-
 // leaveOut logs that a version of a CRD is not described.
-func leaveOut(logger *slog.Logger, crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
-	logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
+func (d describer) leaveOut(crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
+	d.logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
 }
 
 // remoteV2 is a remote version's APIService, and the OpenAPI v2 document of its server.
@@ -69,7 +58,7 @@ type remoteV2 struct {
 	document *aggregation.Document
 }
 
-func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2, f spec.Format) ([]byte, error) {
+func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2, f spec.Format) ([]byte, error) {
 	select {
 	case d.splicing <- struct{}{}:
 		defer func() { <-d.splicing }()
@@ -79,20 +68,20 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 	generated := sync.OnceValues(decodeGeneratedV2)
 	all := addition{}
 	for _, crd := range crds {
-		more, err := d.additionOf(ctx, crd, f, generated)
+		more, err := d.addition(ctx, additionKey{crd.UID, crd.ResourceVersion, f}, generated,
+			func(ctx context.Context, g generatedV2) (addition, error) { return d.customV2(ctx, crd, g) })
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		if err != nil { // the other CRDs must still be described
-			leaveOut(d.logger, crd, "all", err)
+			d.leaveOut(crd, "all", err)
 			continue
 		}
-		for section, entries := range more {
-			all.add(section, entries)
-		}
+		all.add(more)
 	}
 	for _, r := range remotes {
-		more, err := d.additionOfRemote(ctx, r, f, generated)
+		key := additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}
+		more, err := d.addition(ctx, key, generated, func(_ context.Context, g generatedV2) (addition, error) { return r.addition(g) })
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -100,12 +89,10 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 			d.logger.Warn("a remote API server is missing from OpenAPI", "apiService", r.service.Name, "error", err)
 			continue
 		}
-		for section, entries := range more {
-			all.add(section, entries)
-		}
+		all.add(more)
 	}
 	if f == spec.Proto {
-		return spliceProto(all)
+		return spliceProto(all), nil
 	}
 	g, err := generated()
 	if err != nil {
@@ -114,14 +101,27 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 	return g.spliceJSON(all)
 }
 
-// once returns an addition, and makes it if it is not kept.
-func (d splicer) once(ctx context.Context, key additionKey, create func(context.Context) (addition, error)) (addition, error) {
+// addition returns the addition of a CRD or a remote version to the generated document. An addition that is not kept is
+// made by asJSON, and converted if the key asks for protobuf.
+func (d describer) addition(ctx context.Context, key additionKey, generated func() (generatedV2, error),
+	asJSON func(context.Context, generatedV2) (addition, error),
+) (addition, error) {
+	create := asJSON
+	if key.format != spec.JSON {
+		create = func(ctx context.Context, g generatedV2) (addition, error) {
+			encoded, err := d.addition(ctx, additionKey{key.uid, key.resourceVersion, spec.JSON}, generated, asJSON)
+			if err != nil {
+				return nil, err
+			}
+			return encoded.toProto(g)
+		}
+	}
 	kept, err := d.additions.get(ctx, key, func(ctx context.Context) (folded, error) {
-		made, err := create(ctx)
+		g, err := generated()
 		if err != nil {
 			return nil, err
 		}
-		return fold(made)
+		return fold(create(ctx, g))
 	})
 	if err != nil {
 		return nil, err
@@ -129,45 +129,11 @@ func (d splicer) once(ctx context.Context, key additionKey, create func(context.
 	return kept.unfold()
 }
 
-// additionOf returns a CRD's addition to the generated document, in one format.
-func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
-	generated func() (generatedV2, error),
-) (addition, error) {
-	return d.once(ctx, additionKey{crd.UID, crd.ResourceVersion, f}, func(ctx context.Context) (addition, error) {
-		g, err := generated()
-		if err != nil {
-			return nil, err
-		}
-		if f == spec.JSON {
-			return d.customV2(ctx, crd, g)
-		}
-		encoded, err := d.additionOf(ctx, crd, spec.JSON, generated)
-		if err != nil {
-			return nil, err
-		}
-		return encoded.toProto(g)
-	})
-}
-
-// additionOfRemote returns a remote version's addition to the generated document, in one format.
-func (d splicer) additionOfRemote(ctx context.Context, r remoteV2, f spec.Format, generated func() (generatedV2, error)) (addition, error) {
-	return d.once(ctx, additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}, func(ctx context.Context) (addition, error) {
-		g, err := generated()
-		if err != nil {
-			return nil, err
-		}
-		if f != spec.JSON {
-			encoded, err := d.additionOfRemote(ctx, r, spec.JSON, generated)
-			if err != nil {
-				return nil, err
-			}
-			return encoded.toProto(g)
-		}
-		only := r.document.Only(schema.GroupVersion{Group: r.service.Spec.Group, Version: r.service.Spec.Version})
-		pruned := *only
-		pruned.Definitions = handler.PruneDefaults(only.Definitions)
-		return g.addition([]*openapispec.Swagger{&pruned})
-	})
+// addition returns a remote version's addition to the generated document, in JSON.
+func (r remoteV2) addition(g generatedV2) (addition, error) {
+	pruned := *r.document.Only(schema.GroupVersion{Group: r.service.Spec.Group, Version: r.service.Spec.Version})
+	pruned.Definitions = handler.PruneDefaults(pruned.Definitions)
+	return g.addition([]*openapispec.Swagger{&pruned})
 }
 
 // sections of an OpenAPI document by name, or the entries of one section by name. They are not decoded.
@@ -191,11 +157,14 @@ const (
 	pathsSection       = "paths"
 )
 
-// folded is an addition in a tenth of its space. Space matters because an addition that is not kept is made anew for
-// each document, and making very many takes longer than a request may.
+// folded is a compressed addition, which takes a tenth of the space. Space matters because an addition that is not kept
+// is made anew for each document, and making very many additions takes longer than a request may take.
 type folded []byte
 
-func fold(a addition) (folded, error) {
+func fold(a addition, err error) (folded, error) {
+	if err != nil {
+		return nil, err
+	}
 	encoded, err := cbor.Marshal(a)
 	if err != nil {
 		return nil, fmt.Errorf("fold an OpenAPI document: %w", err)
@@ -214,11 +183,13 @@ func (f folded) unfold() (a addition, err error) {
 	return a, nil
 }
 
-func (a addition) add(section string, entries sections) {
-	if a[section] == nil {
-		a[section] = sections{}
+func (a addition) add(more addition) {
+	for section, entries := range more {
+		if a[section] == nil {
+			a[section] = sections{}
+		}
+		maps.Copy(a[section], entries)
 	}
-	maps.Copy(a[section], entries)
 }
 
 // generatedV2 is the generated document.
@@ -230,15 +201,7 @@ type generatedV2 struct {
 }
 
 func decodeGeneratedV2() (g generatedV2, err error) {
-	document, err := spec.V2(spec.JSON)
-	if err != nil {
-		return g, err
-	}
-	plain, err := document.Plain()
-	if err != nil {
-		return g, err
-	}
-	if g.whole, err = decodeSections(plain); err != nil {
+	if g.whole, err = decodeSections(spec.V2(spec.JSON).Plain()); err != nil {
 		return g, err
 	}
 	if g.definitions, err = decodeSections(g.whole[definitionsSection]); err != nil {
@@ -251,7 +214,7 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 }
 
 // customV2 returns a CRD's addition to the generated document, in JSON.
-func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
+func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
 	var specs []*openapispec.Swagger
 	for _, version := range d.describedVersions(crd) {
 		if err := ctx.Err(); err != nil {
@@ -259,7 +222,7 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 		}
 		s, err := builder.BuildOpenAPIV2(crd, version, builder.Options{V2: true, IncludeSelectableFields: true})
 		if err != nil {
-			leaveOut(d.logger, crd, version, err)
+			d.leaveOut(crd, version, err)
 			continue
 		}
 		s.Definitions = handler.PruneDefaults(s.Definitions)
@@ -272,9 +235,9 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 	return added, nil
 }
 
-// addition returns the addition of documents to the generated document. If both have a definition of one name,
-// upstream's merge shares it if it is the same, and renames it otherwise. The merge gets only those generated
-// definitions whose names the documents use too.
+// addition returns the addition of documents to the generated document. The added documents and the generated document
+// may have a definition of the same name. If the two definitions are equal, upstream's merge keeps one; otherwise it
+// renames the added definition. The merge gets only those generated definitions whose names the documents use too.
 func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 	shared, err := g.shared(specs)
 	if err != nil {
@@ -307,13 +270,13 @@ func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 		if err != nil {
 			return nil, err
 		}
-		added.add(section, entries)
+		added[section] = entries
 	}
 	return added, nil
 }
 
-// describedVersions returns the served versions, or only the newest of very many.
-func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
+// describedVersions returns the served versions of a CRD, or only the newest versions if there are very many.
+func (d describer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
 	var served []string
 	for _, v := range crd.Spec.Versions {
 		if v.Served {
@@ -329,8 +292,8 @@ func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition
 	return served[:describedVersions]
 }
 
-// shared returns the definitions of the generated document whose names the other documents use too, and all its
-// parameters.
+// shared returns the definitions of the generated document whose names the other documents use too, and all parameters
+// of the generated document.
 func (g generatedV2) shared(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
 	shared := &openapispec.Swagger{}
 	shared.Swagger = "2.0"
@@ -392,7 +355,7 @@ func (a addition) toProto(g generatedV2) (addition, error) {
 	alone := func(section, name string, d *openapi_v2.Document) {
 		b, failed := proto.Marshal(d)
 		err = errors.Join(err, failed)
-		added.add(section, sections{name: b})
+		added.add(addition{section: {name: b}})
 	}
 	for _, definition := range parsed.GetDefinitions().GetAdditionalProperties() {
 		only := &openapi_v2.Definitions{AdditionalProperties: []*openapi_v2.NamedSchema{definition}}
@@ -408,21 +371,14 @@ func (a addition) toProto(g generatedV2) (addition, error) {
 	return added, err
 }
 
-// spliceProto appends the additions to the generated document. A protobuf decoder reads a message that is written in
-// parts as their union.
-func spliceProto(added addition) ([]byte, error) {
-	d, err := spec.V2(spec.Proto)
-	if err != nil {
-		return nil, err
-	}
-	whole, err := d.Plain()
-	if err != nil {
-		return nil, err
-	}
+// spliceProto appends the additions to the generated document. If a message is written in parts, a protobuf decoder
+// merges the parts.
+func spliceProto(added addition) []byte {
+	whole := spec.V2(spec.Proto).Plain()
 	for _, section := range slices.Sorted(maps.Keys(added)) {
 		for _, name := range slices.Sorted(maps.Keys(added[section])) {
 			whole = append(whole, added[section][name]...)
 		}
 	}
-	return whole, nil
+	return whole
 }

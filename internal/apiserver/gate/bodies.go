@@ -31,7 +31,7 @@ const (
 	firstRead = 4 << 10
 )
 
-// bodies counts the bytes of bodies that have arrived, not those that were only announced. It is safe for concurrent
+// bodies counts the bytes of bodies that have arrived, not bytes that were only announced. It is safe for concurrent
 // use.
 type bodies struct {
 	limit int64 // bytes
@@ -62,7 +62,8 @@ func (b *body) hold(n int64) error {
 	b.of.mu.Lock()
 	defer b.of.mu.Unlock()
 	if b.of.held+n > b.of.limit || b.of.by[b.user]+n > b.of.limit/bodiesShares {
-		return apierrors.NewTooManyRequests(fmt.Sprintf("this process holds %d MiB of requests that are not answered yet, %d MiB of them of user '%s': try again",
+		return apierrors.NewTooManyRequests(fmt.Sprintf(
+			"this process holds %d MiB of requests that are not answered yet, %d MiB of them of user '%s': try again",
 			b.of.held>>20, b.of.by[b.user]>>20, b.user), retrySeconds)
 	}
 	b.held += n
@@ -138,13 +139,14 @@ var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
 func (g *Gate) WithBodyDeadline(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.config.Requests.Timeout / 2)) // not every server supports deadlines
+			late := time.Now().Add(g.config.Requests.Timeout / 2)
+			_ = http.NewResponseController(w).SetReadDeadline(late) // not every server supports deadlines
 		}
 		h.ServeHTTP(w, r)
 	})
 }
 
-// WithBody receives the whole body before the request takes a place and before anything else is done for it.
+// WithBody receives the whole body before the request takes a seat and before anything else is done for the request.
 func (g *Gate) WithBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength == 0 || loopback.Is(r.Context()) {
@@ -156,7 +158,8 @@ func (g *Gate) WithBody(h http.Handler) http.Handler {
 		defer b.end()
 		read, err := b.read(r.Body, r.ContentLength, g.config.MaxBody)
 		if err != nil {
-			Unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answers.Fail(w, r, err) })).ServeHTTP(w, r)
+			fail := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answers.Fail(w, r, err) })
+			Unreceived(fail).ServeHTTP(w, r)
 			return
 		}
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})

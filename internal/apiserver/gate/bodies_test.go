@@ -5,12 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // TestBodiesAreReadWhole: a body is read whole, whatever its length, whether the length was announced or not, and in
@@ -78,4 +83,20 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 	require.Zero(t, all.held)
 	require.Empty(t, all.by)
+}
+
+// TestBodiesAreGivenBack: the body of a request no longer counts once the request is answered, or refused.
+func TestBodiesAreGivenBack(t *testing.T) {
+	g := New(Config{MaxBody: 100, Requests: RequestLimits{InFlight: 1, Mutating: 1, Timeout: time.Minute}})
+	for _, length := range []int{100, 101} {
+		served := false
+		h := g.WithBody(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			served = true
+			require.Positive(t, g.bodies.held)
+		}))
+		r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", length)))
+		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(apirequest.WithUser(t.Context(), &user.DefaultInfo{Name: "ann"})))
+		require.Equal(t, length <= 100, served)
+		require.Zero(t, g.bodies.held)
+	}
 }

@@ -23,12 +23,12 @@ import (
 
 type deadlineKey struct{}
 
-// lastWord is how long after the deadline the handler may still answer, and how long the rest of an answer that began
-// before may take to be sent.
+// lastWord is how long after the deadline the handler may still answer. If an answer began before the deadline,
+// lastWord is how long after the deadline the rest may be sent.
 const lastWord = 500 * time.Millisecond
 
-// AnswersLate lets the handler give its own answer after the deadline, and go on sending it. The handler must end when
-// its context ends.
+// AnswersLate lets the handler give its own answer after the deadline, and go on sending that answer. The handler must
+// end when its context ends.
 func AnswersLate(ctx context.Context) {
 	if t, ok := ctx.Value(deadlineKey{}).(*timed); ok {
 		t.claimLate()
@@ -36,14 +36,15 @@ func AnswersLate(ctx context.Context) {
 }
 
 // WithTimeout answers 504 if the handler does not answer by a request's deadline. A handler that waits on its context
-// notices the deadline, answers by itself, and has the time to do so. So the 504 is for handlers that wait for
-// something else. If the body has taken all of the time, the request is not served.
+// notices the deadline, and has the time to answer by itself. So the 504 is for handlers that wait for something else.
+// If the body has taken all of the time, the request is not served.
 //
-// If an answer has begun before the deadline, the rest of it is cut off soon after. Otherwise a slow client would hold
-// the memory of the answer and the place of the request.
+// If an answer has begun before the deadline, the rest of the answer is cut off soon after the deadline. Otherwise a
+// slow client would hold the memory of the answer and the seat of the request.
 //
-// Upstream's filter runs every handler in a second goroutine and waits for it. Growing the second stack takes an eighth
-// of the processor time of a get. Here the handler stays in the request's goroutine, and a timer answers in its place.
+// Upstream's filter runs every handler in a second goroutine and waits for that goroutine. Growing the stack of that
+// goroutine takes an eighth of the processor time of a get. Here the handler stays in the request's goroutine, and a
+// timer answers in its place.
 func (g *Gate) WithTimeout(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -59,10 +60,12 @@ func (g *Gate) WithTimeout(h http.Handler) http.Handler {
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
-		// The handler may change its request, so the timer makes one of its own. Few requests come to that.
+		// The handler may change its request, so the timer makes a request of its own. It does so only after a
+		// deadline.
 		method, url, version, accept := r.Method, *r.URL, r.ProtoMajor, r.Header["Accept"]
 		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
-			asked := (&http.Request{Method: method, URL: &url, ProtoMajor: version, Header: http.Header{"Accept": accept}}).WithContext(ctx)
+			asked := (&http.Request{Method: method, URL: &url, ProtoMajor: version}).WithContext(ctx)
+			asked.Header = http.Header{"Accept": accept}
 			defer close(t.passed)
 			defer func() {
 				if reason := recover(); reason != nil { // nobody else recovers here, and the process would end
@@ -75,7 +78,8 @@ func (g *Gate) WithTimeout(h http.Handler) http.Handler {
 				return
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
-			g.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requests.ID(asked), "method", method, "uri", url.RequestURI())
+			g.config.Logger.ErrorContext(ctx, "a request runs on after its deadline",
+				"request", requests.ID(asked), "method", method, "uri", url.RequestURI())
 			err := answers.Late(ctx, &passed.ErrStatus)
 			if err == nil {
 				err = passed
@@ -91,7 +95,7 @@ func (g *Gate) WithTimeout(h http.Handler) http.Handler {
 // timed is the writer of an answer. Either the handler or the timer of the deadline gives the answer.
 type timed struct {
 	http.ResponseWriter
-	header http.Header // the handler's
+	header http.Header // set by the handler
 	by     atomic.Int32
 	passed chan struct{} // closed when the timer has done its work
 	broken bool          // the timer has panicked; read only after passed is closed
@@ -102,11 +106,11 @@ type timed struct {
 const (
 	nobody int32 = iota
 	byHandler
-	byLateHandler // no deadline cuts it off
+	byLateHandler // no deadline cuts off the answer
 	byDeadline
 )
 
-// claim makes the handler the one who answers, and reports whether it may answer.
+// claim reserves the answer for the handler, and reports whether the handler may answer.
 func (t *timed) claim() bool {
 	return t.by.CompareAndSwap(nobody, byHandler) || t.by.Load() != byDeadline
 }
@@ -114,18 +118,18 @@ func (t *timed) claim() bool {
 // claimLate is claim for a handler that may go on answering after the deadline.
 func (t *timed) claimLate() bool {
 	claimed := t.claim()
-	if claimed { // the timer no longer changes it
+	if claimed { // the timer no longer changes by
 		t.by.Store(byLateHandler)
 	}
 	return claimed
 }
 
-// pass makes the timer the one who answers, and reports whether it may answer.
+// pass reserves the answer for the timer, and reports whether the timer may answer.
 func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
 
-// cut makes the handler's writes fail soon, also one that waits for the client now. It leaves lastWord: on a busy
-// machine, an answer may be complete but not sent yet. Some writers have no deadlines: a writer inside this process
-// never waits, and that of a Lambda function ends with the invocation.
+// cut makes the handler's writes fail after lastWord, even a write that waits for the client now. The handler gets that
+// time because on a busy machine an answer may be complete but not sent yet. Some writers have no deadlines: a writer
+// inside this process never waits, and the writer of a Lambda function ends with the invocation.
 func (t *timed) cut() {
 	if t.by.Load() == byHandler {
 		_ = http.NewResponseController(t.ResponseWriter).SetWriteDeadline(time.Now().Add(lastWord))
@@ -156,7 +160,7 @@ func (t *timed) end(timer *time.Timer) {
 	}
 	<-t.passed
 	if t.broken {
-		panic(http.ErrAbortHandler) // otherwise the client would take a part of an answer, or nothing, for all of it
+		panic(http.ErrAbortHandler) // otherwise the client would take a part, or nothing, for the whole answer
 	}
 	if t.by.Load() == byDeadline {
 		metrics.RecordRequestPostTimeout(metrics.PostTimeoutSourceTimeoutHandler, metrics.PostTimeoutHandlerOK)

@@ -18,7 +18,8 @@ import (
 )
 
 // TestStubbornHandler: if a handler does not end at its request's deadline, the server answers in its place. The whole
-// answer arrives while the handler still runs, nothing that the handler writes follows, and the server logs it.
+// answer arrives while the handler still runs, nothing that the handler writes follows the answer, and the server logs
+// that the handler still runs.
 func TestStubbornHandler(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -64,8 +65,8 @@ func (b broken) WriteHeader(int) {
 	panic("no header can be written")
 }
 
-// TestPanicAtTheDeadline: if the answer in a handler's place panics, the request ends and the process does not. The
-// panic is logged like any other.
+// TestPanicAtTheDeadline: if the code that answers in a handler's place panics, the request ends and the process does
+// not. The panic is logged like any other panic.
 func TestPanicAtTheDeadline(t *testing.T) {
 	var logged product.Output
 	g := New(Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
@@ -87,7 +88,7 @@ func TestPanicAtTheDeadline(t *testing.T) {
 	require.Equal(t, 2, strings.Count(logged.String(), "uri=/asked panic=\"no header can be written\""))
 }
 
-// TestLateAnswerGoesOn: no deadline cuts off the answer of a handler that has called answersLate.
+// TestLateAnswerGoesOn: no deadline cuts off the answer of a handler that has called AnswersLate.
 func TestLateAnswerGoesOn(t *testing.T) {
 	g := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	for _, multiplexed := range []bool{false, true} {
@@ -145,7 +146,7 @@ func answerOf(t *testing.T, listener *httptest.Server) string {
 }
 
 // TestHandlerHasTheLastWord: a handler that waits on its context gives the answer itself, with its own headers. So does
-// a handler that has called answersLate.
+// a handler that has called AnswersLate.
 func TestHandlerHasTheLastWord(t *testing.T) {
 	g := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	for name, h := range map[string]http.HandlerFunc{

@@ -1,8 +1,9 @@
-// Package gate decides when requests are served, and bounds what they hold of the process meanwhile: processors, bytes,
-// time, and for watches their number. Nobody waits for a user who sends too much.
+// Package gate decides when requests are served. It bounds the processors, the bytes and the time that requests take
+// from the process, and the number of watches. Nobody waits for a user who sends too much.
 //
-// Nouns. A place is what a request holds while it is one of those that are served at once. A turn is a place among
-// those that keep a processor busy, and a start one among the watches that begin. A guest has places or waits for one.
+// Nouns. A seat is a slot that a request needs to be served. A heavy seat is one of the few slots for requests that
+// keep a processor busy. A start is one of the few slots for watches that begin. A guest is a user who has seats or
+// waits for a seat.
 package gate
 
 import (
@@ -24,15 +25,16 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Config of a Gate.
+// Config configures a Gate.
 type Config struct {
-	// Requests bounds requests that are not watches, Watches those that are.
+	// Requests bounds requests other than watches, and Watches bounds watches.
 	Requests RequestLimits
 	Watches  WatchLimits
-	// Authenticated says that requests show who sends them. If they do not, everybody is one administrator.
+	// Authenticated says that requests show who sends them. If requests do not show their senders, all requests are
+	// from one administrator.
 	Authenticated bool
-	// MaxBody is how many bytes a body may have. Caches is how many those of this process may have, and all bodies
-	// together twice that.
+	// MaxBody is how many bytes a body may have. Caches is how many bytes the caches of this process may have; all
+	// bodies together may have twice as many.
 	MaxBody, Caches int64
 	// Writers, if set, counts the requests that may write.
 	Writers *kubestore.Writers
@@ -48,11 +50,11 @@ type RequestLimits struct {
 	Timeout time.Duration
 }
 
-// Gate is that of one process. It is safe for concurrent use.
+// Gate is the gate of one process. It is safe for concurrent use.
 type Gate struct {
-	// Reads, Writes and Starts (of watches) are the places of requests. Heavy are the turns of those among them that
-	// keep a processor busy.
-	Reads, Writes, Heavy, Starts *Places
+	// Reads, Writes and Starts (of watches) are the seats of requests. Heavy are the heavy seats, which some of these
+	// requests take in addition.
+	Reads, Writes, Heavy, Starts *Seats
 
 	config  Config
 	watches *watches
@@ -61,19 +63,20 @@ type Gate struct {
 }
 
 const (
-	// sharePart is into how many parts the places of one kind are divided if there are several users. One user may hold
-	// one part. So nobody waits for a user who holds all places, nor long for a processor.
+	// sharePart is the number of parts into which the seats of one kind are divided if there are several users. One
+	// user may hold one part. So nobody waits for a user who holds all seats, and nobody waits long for a processor.
 	sharePart = 8
-	// readsPerProcessor is how many read places per processor one user may hold. A read hardly ever waits for anything.
+	// readsPerProcessor is how many read seats per processor one user may hold. A read hardly ever waits for anything.
 	readsPerProcessor = 8
 	// startsPerProcessor is how many watches per processor may start at once. A starting watch keeps a processor busy
 	// and does not wait.
 	startsPerProcessor = 2
-	// waitingStarts is how many starts of one user may wait. When another process ends, its clients all come at once.
+	// waitingStarts is how many starts of one user may wait. When another process ends, all of that process's clients
+	// come at once.
 	waitingStarts = 1000
 )
 
-// New makes a gate. The limits of requests are as they are, without defaults.
+// New makes a gate. It applies no defaults to the limits of requests.
 func New(c Config) *Gate {
 	g := &Gate{config: c, watches: newWatches(c.Watches), bodies: newBodies(c.Caches)}
 	limits := c.Requests
@@ -86,11 +89,11 @@ func New(c Config) *Gate {
 	if part > 1 {
 		readsShare = min(readsShare, readsPerProcessor*runtime.GOMAXPROCS(0))
 	}
-	g.Reads = newPlaces("read", limits.InFlight, readsShare, patience)
-	g.Writes = newPlaces("write", limits.Mutating, limits.Mutating/part, patience)
+	g.Reads = newSeats("read", limits.InFlight, readsShare, patience)
+	g.Writes = newSeats("write", limits.Mutating, limits.Mutating/part, patience)
 	processors := max(runtime.GOMAXPROCS(0), 2)
-	g.Heavy = newPlaces("heavy", processors, processors/min(2, part), patience)
-	g.Starts = newPlaces("watch", starts, max(1, starts/min(4, part)), patience)
+	g.Heavy = newSeats("heavy", processors, processors/min(2, part), patience)
+	g.Starts = newSeats("watch", starts, max(1, starts/min(4, part)), patience)
 	g.Starts.queue = waitingStarts
 	return g
 }
@@ -98,22 +101,15 @@ func New(c Config) *Gate {
 // Collectors are the metrics of this package.
 func Collectors() []prometheus.Collector { return []prometheus.Collector{requestsWaiting} }
 
-// Drain refuses new watches from now on, and reports the process as not ready. It spreads the ends of the open watches
-// over a time, so that their clients do not all come to the other processes at once. Each watch ends cleanly, after a
-// last bookmark if it asked for bookmarks. Drain returns when all watches have ended, or when ctx ends.
-func (g *Gate) Drain(ctx context.Context, spread time.Duration) { g.watches.drain(ctx, spread) }
+// StopWatches refuses new watches from now on, and reports the process as not ready. Each of the returned functions
+// ends one open watch, after a last bookmark if the watch asked for bookmarks. The channel is closed when all watches
+// have ended.
+func (g *Gate) StopWatches() (ends []func(), ended <-chan struct{}) { return g.watches.stop() }
 
 // CheckDraining is the readiness check that keeps new clients away while the process stops.
 func (g *Gate) CheckDraining(*http.Request) error { return g.watches.checkDraining() }
 
-// Bytes is how many bytes of bodies the process holds.
-func (g *Gate) Bytes() int64 {
-	g.bodies.mu.Lock()
-	defer g.bodies.mu.Unlock()
-	return g.bodies.held
-}
-
-// guestOf returns the user whose place a request takes, and false for a request that needs no place.
+// guestOf returns the user whose seat a request takes, and false for a request that needs no seat.
 func (g *Gate) guestOf(ctx context.Context) (name string, ok bool) {
 	user, _ := apirequest.UserFrom(ctx)
 	if loopback.Is(ctx) || g.exempt(user) {
@@ -129,17 +125,17 @@ func (g *Gate) exempt(u user.Info) bool {
 }
 
 const (
-	// turnTime is how long a read may hold its turn. A slow client may take longer than that to receive the answer. A
-	// write of several objects lets others take turns after each turnTime.
-	turnTime = time.Second
-	// writeTime is how long a write may hold its turn. A write of one object should never take that long.
-	writeTime = 10 * time.Second
+	// heavyTime is how long a read may hold its heavy seat. A slow client may take longer than that to receive the
+	// answer. A write of several objects gives its heavy seat to other requests after each heavyTime.
+	heavyTime = time.Second
+	// heavyWriteTime is how long a write may hold its heavy seat. A write of one object should never take that long.
+	heavyWriteTime = 10 * time.Second
 )
 
-// WithPlaces serves a request once it has a place. So a burst of requests takes neither all memory nor the time of
-// other users. A watch holds a place only while it starts. Members of system:masters need no place. Nor do requests
+// WithSeats serves a request once it has a seat. So a burst of requests takes neither all memory nor the time of
+// other users. A watch holds a seat only while it starts. Members of system:masters need no seat. Nor do requests
 // through the loopback, because each is part of another request.
-func (g *Gate) WithPlaces(h http.Handler) http.Handler {
+func (g *Gate) WithSeats(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
 		user, ok := g.guestOf(ctx)
@@ -147,16 +143,16 @@ func (g *Gate) WithPlaces(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		open, isWatch := openWatchOf(ctx)
+		open := WatchOf(ctx)
 		asked := kubestore.RequestOf(ctx)
 		kind, mutating := g.Reads, false
 		switch {
-		case isWatch:
+		case open != nil:
 			kind = g.Starts
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			kind, mutating = g.Writes, true
 		}
-		var p *place
+		var p *seat
 		var err error
 		if kind == g.Reads {
 			err = kind.mayWait(ctx, user)
@@ -171,24 +167,24 @@ func (g *Gate) WithPlaces(h http.Handler) http.Handler {
 			answers.Fail(w, r, err)
 			return
 		}
-		if isWatch { // a watch goes on after this function has returned, and gives its place back itself
-			asked.Place = open.start(p)
+		if open != nil { // a watch goes on after this function has returned, and gives its seat back itself
+			asked.Seat = open.start(p)
 			ctx = flowcontrol.WithInitializationSignal(ctx, started{p})
 		} else {
-			working := &work{place: p, heavy: g.Heavy, longest: turnTime}
-			if mutating { // the turn ends when the answer begins: the client may be slow
-				w = answers.OnBegin(w, func() { working.endTurn() })
-				working.longest, working.slice = writeTime, turnTime
+			working := &work{seat: p, heavy: g.Heavy, longest: heavyTime}
+			if mutating { // the heavy seat is free once the answer begins: the client may be slow
+				w = answers.OnBegin(w, func() { working.endHeavy() })
+				working.longest, working.slice = heavyWriteTime, heavyTime
 			}
 			defer working.end()
-			asked.Place = working
+			asked.Seat = working
 		}
 		h.ServeHTTP(w, r.WithContext(asked.In(ctx)))
 	})
 }
 
-// started ends the place of a watch when the store signals that its first events are made.
-type started struct{ *place }
+// started ends the seat of a watch when the store signals that its first events are made.
+type started struct{ *seat }
 
 // Signal implements flowcontrol.InitializationSignal.
 func (s started) Signal() { s.end() }

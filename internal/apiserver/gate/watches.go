@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -19,16 +18,13 @@ import (
 
 // WatchLimits bounds the watches of one process; 0 means no bound. A watch beyond a bound is answered 429.
 type WatchLimits struct {
-	// Process is how many watches may be open. User is how many of these one user may have.
+	// Process is how many watches may be open. User is how many watches one user may have open.
 	Process, User int
-	// Patience is how long a client may take to receive what was sent, 30 s by default. After that its stream is cut,
-	// and the client resumes from the last revision that it has. Other watches do not wait for a slow client.
+	// Patience is how long a client may take to receive the sent events, 30 s by default. After that time the client's
+	// stream is cut, and the client resumes from the last revision that it has. Other watches do not wait for a slow
+	// client.
 	Patience time.Duration
 }
-
-// DefaultWatchesPerUser is how many watches one user may have open in a process by default: a tenth of all that the
-// process serves.
-const DefaultWatchesPerUser = 2000
 
 const (
 	// watchQuery is how many bytes of a query or of headers cost as much memory as a watch. A query is kept as text and
@@ -37,7 +33,7 @@ const (
 	// watchHeaders is how many bytes of headers do not add to the weight of a watch.
 	watchHeaders    = 8 << 10
 	defaultPatience = 30 * time.Second
-	// retryWatchSeconds is after how many seconds a client that a limit refused may try again.
+	// retryWatchSeconds is the number of seconds after which a client that a limit refused may try again.
 	retryWatchSeconds = 5
 )
 
@@ -48,63 +44,65 @@ type watches struct {
 
 	mu       sync.Mutex // guards the fields below
 	draining bool
-	open     map[*openWatch]struct{}
+	open     map[*Watch]struct{}
 	byUser   map[string]int // the weight of each user's open watches
-	// idle is closed when the last watch has ended in a drain. It is nil before a drain.
+	// idle is closed when the process drains and no watch is open.
 	idle chan struct{}
 }
 
-// openWatch is one request to watch. It counts from when it is admitted.
-type openWatch struct {
-	user   string
-	stream *serving.Stream
-	// weight is how many watches it counts as for its user.
+// Watch is one request to watch. A Watch counts from its admission on.
+type Watch struct {
+	// Stream carries the events of the watch.
+	Stream *serving.Stream
+
+	user string
+	// weight says as how many watches this Watch counts for its user.
 	weight int
 	// end is closed to end the watch with a last bookmark.
 	end   chan struct{}
 	ended sync.Once
 	// expiry ends the watch when its credential expires. It is nil if the credential does not expire.
 	expiry *time.Timer
-	// endStart gives back the place that the watch holds while it starts, nil if it holds none.
+	// endStart gives back the seat of a starting watch. It is nil if the watch holds no seat.
 	endStart func()
 }
 
 // finish ends the watch with a last bookmark. It may be called more than once.
-func (o *openWatch) finish() { o.ended.Do(func() { close(o.end) }) }
+func (o *Watch) finish() { o.ended.Do(func() { close(o.end) }) }
 
-// endAt ends the watch when the credential that opened it expires. The client then resumes the watch with a valid
-// credential. Only authentication calls endAt, before the watch begins.
-func (o *openWatch) endAt(expiry time.Time) {
+// EndAt ends the watch when the credential that opened it expires. The client then resumes the watch with a valid
+// credential. Only authentication calls EndAt, before the watch begins.
+func (o *Watch) EndAt(expiry time.Time) {
 	o.expiry = time.AfterFunc(time.Until(expiry), o.finish)
 }
 
-// openWatchOf returns the watch that the context's request opens, and false if it opens none.
-func openWatchOf(ctx context.Context) (*openWatch, bool) {
-	o, ok := ctx.Value(openWatchKey{}).(*openWatch)
-	return o, ok
+// WatchOf returns the watch that the context's request opens, and nil if it opens none.
+func WatchOf(ctx context.Context) *Watch {
+	o, _ := ctx.Value(watchKey{}).(*Watch)
+	return o
 }
 
-// startTime is how long a starting watch may hold its place. A client may take longer to receive the first events.
+// startTime is how long a starting watch may hold its seat. A client may take longer to receive the first events.
 const startTime = time.Second
 
-// start lets the watch hold a place until its first events are made, but for at most startTime between two waits.
-func (o *openWatch) start(p *place) kubestore.Place {
-	s := &start{&work{place: p}, time.AfterFunc(startTime, p.end)}
+// start lets the watch hold a seat until its first events are made, but for at most startTime between two waits.
+func (o *Watch) start(p *seat) kubestore.Seat {
+	s := &start{&work{seat: p}, time.AfterFunc(startTime, p.end)}
 	o.endStart = func() { s.over.Stop(); p.end() }
 	return s
 }
 
-// start is the place of a starting watch.
+// start is the seat of a starting watch.
 type start struct {
 	*work
 	over *time.Timer
 }
 
-// Wait implements kubestore.Place. A watch that has begun is not refused, since its client would begin anew. So it
-// waits for as long as it takes to get a place again. If too many requests wait already, the watch cannot leave its
-// place, and keeps it for another second.
+// Wait implements kubestore.Seat. A watch that has begun is not refused, since its client would begin anew. So the
+// watch waits until it gets a seat again, however long that takes. If too many requests wait already, the watch cannot
+// leave its seat, and keeps it for another second.
 func (s *start) Wait(ctx context.Context, wait func() error) error {
-	var asked time.Time // when it asked for the place; zero before it has left it
+	var asked time.Time // when the watch asked for a seat again; zero before it has left its seat
 	err := s.work.Wait(ctx, func() error {
 		s.over.Stop()
 		defer func() { asked = time.Now() }()
@@ -120,8 +118,9 @@ func (s *start) Wait(ctx context.Context, wait func() error) error {
 		s.of.mu.Lock()
 		s.guest = s.of.guest(s.guest.name) // the user may have been forgotten
 		err = s.take(ctx)
+		s.of.mu.Unlock()
 	}
-	if apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // refused at once: the watch goes on without a place
+	if apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // refused at once: the watch goes on without a seat
 		return nil
 	}
 	return err
@@ -131,10 +130,10 @@ func newWatches(limits WatchLimits) *watches {
 	if limits.Patience == 0 {
 		limits.Patience = defaultPatience
 	}
-	return &watches{limits: limits, open: map[*openWatch]struct{}{}, byUser: map[string]int{}}
+	return &watches{limits: limits, open: map[*Watch]struct{}{}, byUser: map[string]int{}, idle: make(chan struct{})}
 }
 
-type openWatchKey struct{}
+type watchKey struct{}
 
 // WithOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. It is outside of
 // the filters that prepare the watch, and lasts longer than they do.
@@ -144,18 +143,17 @@ func (g *Gate) WithOpen(h http.Handler) http.Handler {
 			h.ServeHTTP(response, r)
 			return
 		}
-		o := &openWatch{
-			stream: serving.NewStream(response, r, g.watches.limits.Patience), weight: weightOf(r), end: make(chan struct{}),
-		}
+		stream := serving.NewStream(response, r, g.watches.limits.Patience)
+		o := &Watch{Stream: stream, weight: weightOf(r), end: make(chan struct{})}
 		defer g.watches.leave(o)
-		defer o.stream.End()
+		defer stream.End()
 		asked := kubestore.RequestOf(r.Context())
 		asked.End = o.end
-		h.ServeHTTP(o.stream, r.WithContext(asked.In(context.WithValue(r.Context(), openWatchKey{}, o))))
+		h.ServeHTTP(stream, r.WithContext(asked.In(context.WithValue(r.Context(), watchKey{}, o))))
 	})
 }
 
-// weightOf is how many watches a watch counts as.
+// weightOf says as how many watches a request to watch counts.
 func weightOf(r *http.Request) int {
 	headers := 0
 	for name, values := range r.Header {
@@ -169,7 +167,7 @@ func weightOf(r *http.Request) int {
 // WithWatchLimits admits a watch of an authorized user, or refuses it.
 func (g *Gate) WithWatchLimits(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if o, ok := openWatchOf(r.Context()); ok {
+		if o := WatchOf(r.Context()); o != nil {
 			if user, ok := apirequest.UserFrom(r.Context()); ok {
 				o.user = user.GetName()
 			}
@@ -183,24 +181,27 @@ func (g *Gate) WithWatchLimits(h http.Handler) http.Handler {
 	})
 }
 
-func (w *watches) admit(o *openWatch) error {
+func (w *watches) admit(o *Watch) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.draining:
 		return kubestore.Unavailable("this process is stopping, watch again")
 	case w.limits.Process > 0 && len(w.open) >= w.limits.Process:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, as many as --max-watches allows: try again, which may reach another process", len(w.open)), retryWatchSeconds)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, "+
+			"as many as --max-watches allows: try again, which may reach another process",
+			len(w.open)), retryWatchSeconds)
 	case w.limits.User > 0 && w.byUser[o.user]+o.weight > w.limits.User:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has watches that count as %d in this process, and --max-watches-per-user allows %d: end one; "+
-			"a watch counts once more for each KiB of its query", o.user, w.byUser[o.user], w.limits.User), retryWatchSeconds)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has watches that count as %d in this process, "+
+			"and --max-watches-per-user allows %d: end one; a watch counts once more for each KiB of its query",
+			o.user, w.byUser[o.user], w.limits.User), retryWatchSeconds)
 	}
 	w.open[o] = struct{}{}
 	w.byUser[o.user] += o.weight
 	return nil
 }
 
-func (w *watches) leave(o *openWatch) {
+func (w *watches) leave(o *Watch) {
 	if o.endStart != nil {
 		o.endStart()
 	}
@@ -217,40 +218,23 @@ func (w *watches) leave(o *openWatch) {
 	if w.byUser[o.user] == 0 {
 		delete(w.byUser, o.user)
 	}
-	w.noticeIdle()
-}
-
-// noticeIdle closes idle if no watch is left. The caller holds mu.
-func (w *watches) noticeIdle() {
-	if w.idle != nil && len(w.open) == 0 {
+	if w.draining && len(w.open) == 0 {
 		close(w.idle)
-		w.idle = nil
 	}
 }
 
-func (w *watches) drain(ctx context.Context, spread time.Duration) {
+// stop is Gate.StopWatches.
+func (w *watches) stop() (ends []func(), ended <-chan struct{}) {
 	w.mu.Lock()
-	if w.draining {
-		w.mu.Unlock()
-		return
+	defer w.mu.Unlock()
+	if !w.draining && len(w.open) == 0 {
+		close(w.idle)
 	}
-	idle := make(chan struct{})
-	w.draining, w.idle = true, idle
-	left := make([]*openWatch, 0, len(w.open))
+	w.draining = true
 	for o := range w.open { // in random order
-		left = append(left, o)
+		ends = append(ends, o.finish)
 	}
-	w.noticeIdle()
-	w.mu.Unlock()
-	start := time.Now()
-	for i, o := range left {
-		_ = eventlog.Pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left))))) // when ctx has ended, the rest end at once
-		o.finish()
-	}
-	select {
-	case <-idle:
-	case <-ctx.Done():
-	}
+	return ends, w.idle
 }
 
 // checkDraining is Gate.CheckDraining.
@@ -259,24 +243,6 @@ func (w *watches) checkDraining() error {
 	defer w.mu.Unlock()
 	if w.draining {
 		return fmt.Errorf("the process is stopping, %d watches left", len(w.open))
-	}
-	return nil
-}
-
-// Ending returns what ends the watch that the context's request opens, when the credential that opened it expires. It
-// reports false for any other request.
-func Ending(ctx context.Context) (endAt func(time.Time), watches bool) {
-	o, ok := openWatchOf(ctx)
-	if !ok {
-		return nil, false
-	}
-	return o.endAt, true
-}
-
-// StreamOf is what the watch of the context's request is sent over, nil for any other request.
-func StreamOf(ctx context.Context) *serving.Stream {
-	if o, ok := openWatchOf(ctx); ok {
-		return o.stream
 	}
 	return nil
 }

@@ -2,52 +2,53 @@ package gate
 
 import (
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// TestDrainIsSpread: a process that stops accepts no more watches. It ends its watches one after the other over the
-// given time, and the drain returns when the last watch has left.
-func TestDrainIsSpread(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const open, spread = 10, 10 * time.Second
-		w, ended, start := newWatches(WatchLimits{}), make(chan time.Duration, open), time.Now()
-		for range open {
-			o := &openWatch{end: make(chan struct{})}
-			require.NoError(t, w.admit(o))
-			go func() {
-				<-o.end
-				ended <- time.Since(start)
-				time.Sleep(time.Minute) // the client is slow
-				w.leave(o)
-			}()
+// TestStoppedWatches: a process that stops accepts no more watches, and knows when its last watch has ended.
+func TestStoppedWatches(t *testing.T) {
+	w := newWatches(WatchLimits{})
+	var open []*Watch
+	for range 2 {
+		open = append(open, &Watch{end: make(chan struct{})})
+		require.NoError(t, w.admit(open[len(open)-1]))
+	}
+	require.NoError(t, w.checkDraining())
+	ends, ended := w.stop()
+	require.Len(t, ends, 2)
+	require.Error(t, w.checkDraining())
+	late := &Watch{}
+	require.True(t, apierrors.IsServiceUnavailable(w.admit(late)))
+	w.leave(late)
+	for _, end := range ends {
+		end()
+		require.NotPanics(t, end, "a watch may be ended twice")
+	}
+	for _, o := range open {
+		select {
+		case <-ended:
+			t.Fatal("a watch has not left yet")
+		default:
 		}
-		go func() {
-			synctest.Wait()
-			late := &openWatch{}
-			if err := w.admit(late); !apierrors.IsServiceUnavailable(err) {
-				t.Errorf("a watch is admitted while the process drains: %v", err)
-			}
-			w.leave(late)
-		}()
-		w.drain(t.Context(), spread)
-		require.Equal(t, open, len(ended))
-		for i := range open {
-			require.Equal(t, time.Duration(i)*spread/open, <-ended, "when watch %d of %d was ended", i+1, open)
-		}
-		require.Equal(t, spread-spread/open+time.Minute, time.Since(start), "when the process had drained")
-		require.Empty(t, w.open)
-	})
+		<-o.end
+		w.leave(o)
+	}
+	<-ended
+	ends, ended = w.stop()
+	require.Empty(t, ends)
+	<-ended
+
+	_, ended = newWatches(WatchLimits{}).stop()
+	<-ended // none was open
 }
 
-// TestPlacesAreGivenBack: a user at the limit may watch again when one of their watches has ended. Other users may
+// TestSeatsAreGivenBack: a user at the limit may watch again when one of their watches has ended. Other users may
 // watch meanwhile.
-func TestPlacesAreGivenBack(t *testing.T) {
+func TestSeatsAreGivenBack(t *testing.T) {
 	w := newWatches(WatchLimits{User: 2, Process: 3})
-	watch := func(user string) *openWatch { return &openWatch{user: user, weight: 1} }
+	watch := func(user string) *Watch { return &Watch{user: user, weight: 1} }
 	one, two := watch("a"), watch("a")
 	require.NoError(t, w.admit(one))
 	require.NoError(t, w.admit(two))
@@ -55,7 +56,7 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	other := watch("b")
 	require.NoError(t, w.admit(other))
 	require.True(t, apierrors.IsTooManyRequests(w.admit(watch("c"))), "a fourth one")
-	for _, o := range []*openWatch{one, one, other} { // leaving twice counts once
+	for _, o := range []*Watch{one, one, other} { // leaving twice counts once
 		w.leave(o)
 	}
 	require.NoError(t, w.admit(watch("a")))

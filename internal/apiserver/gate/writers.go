@@ -7,9 +7,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/requests"
 )
 
-// WithWriters counts a request while it may write. That begins before the request reads anything, but after its body
-// has arrived, since a client may take half a minute to send the body. It ends when the answer begins, since a client
-// may take as long to read it.
+// WithWriters counts a request while it may write. The count begins before the request reads anything, but after the
+// request's body has arrived, since a client may take half a minute to send the body. The count ends when the answer
+// begins, since a client may take as long to read the answer.
 func (g *Gate) WithWriters(h http.Handler) http.Handler {
 	if g.config.Writers == nil {
 		return h

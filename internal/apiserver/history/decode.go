@@ -113,12 +113,12 @@ func resourceOf(row projection.Row) schema.GroupResource {
 	return schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}
 }
 
-// managerOf returns the field manager that wrote the version 'after', empty if the managed fields do not tell. It is
-// the manager whose entry is new, or has a new time or new fields. An entry that has only lost fields belongs to a
-// manager whose fields another one took.
+// managerOf returns the field manager that wrote the version 'after', empty if the managed fields do not tell. The
+// result is the manager whose entry is new, or whose entry has a new time or new fields. An entry that has only lost
+// fields does not count: another manager took the fields.
 //
-// Times are whole seconds, so a manager that twice in a second writes fields which it already owns leaves its entry
-// unchanged. If no entry tells, the writer is the manager that owns a field whose value has changed: any other owner
+// Times are whole seconds, so a manager leaves its entry unchanged if it writes, twice in a second, fields that it
+// already owns. If no entry tells, the writer is the manager that owns a field whose value has changed: any other owner
 // would have lost that field.
 func managerOf(before, after *unstructured.Unstructured) string {
 	known := map[managed]metav1.ManagedFieldsEntry{}
@@ -168,7 +168,7 @@ func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
 	return all
 }
 
-// gained says whether an entry has fields that it did not have before.
+// gained says whether an entry has fields now that the entry before did not have.
 func gained(before, after metav1.ManagedFieldsEntry) bool {
 	if before.FieldsV1 != nil && after.FieldsV1 != nil && before.FieldsV1.GetRawString() == after.FieldsV1.GetRawString() {
 		return false
@@ -194,7 +194,7 @@ func newer(a, b metav1.ManagedFieldsEntry) bool {
 	return a.Time != nil && (b.Time == nil || b.Time.Before(a.Time))
 }
 
-// merge adds fields to all.
+// merge adds the given fields to 'all'.
 func merge(all, fields map[string]any) {
 	for step, value := range fields {
 		below, _ := all[step].(map[string]any)
@@ -208,7 +208,7 @@ func merge(all, fields map[string]any) {
 }
 
 // differs says whether one of the fields has changed. An absent value is nil. If managers own parts of a value, the
-// owner of the value itself owns only its existence. Otherwise that owner owns the whole value.
+// owner of the value itself owns only the value's existence. Otherwise that owner owns the whole value.
 func differs(fields, all map[string]any, was, is any) bool {
 	if reflect.DeepEqual(was, is) {
 		return false
@@ -284,7 +284,7 @@ func only(fields map[string]any, names []string) map[string]any {
 	return out
 }
 
-// encoded returns a value as a map key. JSON encodes a number alike, whatever its Go type.
+// encoded returns a value as a map key. A number has the same text in JSON whatever its Go type.
 func encoded(value any) string {
 	text, _ := json.Marshal(value) // every value in an object can be encoded
 	return string(text)

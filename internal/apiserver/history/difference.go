@@ -103,7 +103,7 @@ func (d *difference) fields(at string, before, after map[string]any) {
 	}
 }
 
-// items compares two lists without the items that both begin or end with.
+// items compares two lists without the equal items at their beginnings and ends.
 func (d *difference) items(at string, before, after []any) {
 	start := 0
 	for start < min(len(before), len(after)) && reflect.DeepEqual(before[start], after[start]) {

@@ -1,12 +1,12 @@
 // Package history serves the group history.logplane.dev: the versions of an object, the changes of a namespace, and
 // transactions, which write several objects at once.
 //
-// Nouns. A version is the state in which one event left its object. 'versions' lists the versions of one object, newest
+// Nouns. A version is the state of an object after one event. 'versions' lists the versions of one object, newest
 // first; 'changes' lists the versions of all objects of a namespace or of the cluster between two moments, in the order
 // of the log. Neither is stored: both are read from the projection, which keeps the events anyway.
 //
-// A user who may list versions sees only versions of objects that they may get today, as far back as both rights reach.
-// Other objects are left out of changes; a request that names one of them is refused.
+// A user who may list versions sees only versions of objects that the same user may get today, as far back as both
+// rights reach. A list of changes leaves out other objects; a request that names such an object is refused.
 package history
 
 import (
@@ -29,6 +29,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -51,7 +53,8 @@ type Config struct {
 	Stores      *resources.Stores
 	Definitions *customresources.Reader
 	Authorizer  authorizer.Authorizer
-	// ByName says that the authorizer may allow all objects of a kind and yet deny one by its name, as a webhook can.
+	// ByName says that the authorizer may allow all objects of a kind but deny one of these objects by its name, as a
+	// webhook can.
 	ByName bool
 	// ReachOf returns the reach of the right that allows the request 'a'.
 	ReachOf func(ctx context.Context, a authorizer.Attributes) (Reach, error)
@@ -61,12 +64,12 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// ResourceOf finds the resource of a kind that is served.
 	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
-	// Transactions runs the operations of a transaction and appends what they write.
+	// Transactions runs the operations of a transaction and appends their writes.
 	Transactions *kubestore.Transactions
 }
 
-// Reach says whether a right covers the state at a revision. For the right's user, a state that it does not cover does
-// not exist.
+// Reach says whether a right covers the state at a revision. For the right's user, a state that the right does not
+// cover does not exist.
 type Reach func(ctx context.Context, at projection.Revision) (bool, error)
 
 // CauseYounger is the cause in the answer about a moment before the cell's first event.
@@ -77,7 +80,7 @@ var selectable = []string{"object", "from", "to", "resource", "user", "manager",
 
 // NewStorage makes the registries of the group. It adds the registries of other packages ('others'), by their names.
 func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGroupInfo {
-	codecs := newCodecs()
+	codecs := codecs{serializer.NewCodecFactory(Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))}
 	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs.CodecFactory)
 	info.NegotiatedSerializer = codecs
 	s := &store{c}
@@ -89,8 +92,8 @@ func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGr
 	return info
 }
 
-// With puts the query's 'include' into the request's context for lists, since upstream's list options have no field for
-// it.
+// With puts the query's 'include' into the request's context for lists, since upstream's list options have no such
+// field.
 func With(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), includeKey{}, r.URL.Query()["include"])))
@@ -100,75 +103,73 @@ func With(h http.Handler) http.Handler {
 // store reads versions.
 type store struct{ Config }
 
-// Destroy implements rest.Storage.
-func (*store) Destroy() {}
+// Upstream requires these methods of every registry.
 
-// NamespaceScoped implements rest.Scoper.
+func (*store) Destroy()              {}
 func (*store) NamespaceScoped() bool { return true }
 
-// A page ends after mostVersions versions, or when mostBytes bytes were decoded or are answered: each version may be as
-// large as an object, and is compared with the version before. A page also ends when mostEvents events or mostRead
-// bytes were read, wanted or not.
+// A page ends after mostVersions versions, or when mostBytes bytes were decoded or added to the answer: each version
+// may be as large as an object, and is compared with the version before. A page also ends after mostEvents events or
+// mostRead bytes were read, and unwanted events count, too.
 const (
 	mostVersions = 500
 	mostBytes    = 4 << 20
 	mostEvents   = 20_000
 	mostRead     = 32 << 20
-	// eventRead is how many bytes an event counts for if it is read alone: about the size of its block.
+	// eventRead is the number of bytes that an event counts for if it is read alone: about the size of its block.
 	eventRead = 64 << 10
-	// versionRead is how many bytes a version counts for if its event is no longer kept: archived events may have to be
-	// read to find the version.
+	// versionRead is the number of bytes that a version counts for if its event is no longer kept: archived events may
+	// have to be read to find the version.
 	versionRead = 1 << 20
-	// heavyPage bytes, or heavyEvents events, keep a processor busy for some milliseconds. A larger page takes a turn.
+	// heavyPage bytes, or heavyEvents events, keep a processor busy for some milliseconds. A larger page takes a heavy
+	// seat.
 	heavyPage   = 256 << 10
 	heavyEvents = 1000
 	// yieldEvents events are read in about a tenth of a millisecond.
 	yieldEvents = 256
 )
 
-// page counts what one page has cost, and caches the schemas of custom resources that it has met.
+// page counts the costs of one page, and caches the schemas of the custom resources on the page.
 type page struct {
-	// bytes counts the bytes that were decoded or are answered; events and read count the events that were read, and
+	// bytes counts decoded bytes and bytes of the answer; events counts the events that were read, and read counts
 	// their bytes.
 	bytes, read, events int
 	// last is the newest revision up to which all events were read.
 	last projection.Revision
-	// heavy says that the page has asked for a turn; failed says why it cannot go on.
+	// heavy says that the page has asked for a heavy seat; failed says why the page cannot go on.
 	heavy  bool
 	failed error
 
 	schemas schemas
 }
 
-// spend counts bytes that were decoded or are answered, and waits for a turn once there are many. It fails when the
-// request has ended.
+// spend counts decoded bytes or bytes of the answer, and waits for a heavy seat once the page has many bytes. It fails
+// when the request has ended.
 func (p *page) spend(ctx context.Context, bytes int) error {
 	p.bytes += bytes
-	return p.turn(ctx)
+	return p.takeHeavySeat(ctx)
 }
 
-// look counts an event that was read, wanted or not. It returns false if the page may read no more events.
-func (p *page) look(ctx context.Context, at projection.Revision, bytes int) bool {
-	p.events, p.read, p.last = p.events+1, p.read+bytes, at
-	if p.events%yieldEvents == 0 { // or the next goroutine on this processor could wait for ten milliseconds
-		goruntime.Gosched()
-	}
-	p.failed = p.turn(ctx)
-	return p.failed == nil && !p.full()
-}
-
-// looked returns look as a callback for readers of events.
+// looked returns a callback for readers of events. The callback counts each event that was read, wanted or not. It
+// returns false if the page may read no more events.
 func (p *page) looked(ctx context.Context) func(projection.Revision, int) bool {
-	return func(at projection.Revision, bytes int) bool { return p.look(ctx, at, bytes) }
+	return func(at projection.Revision, bytes int) bool {
+		p.events, p.read, p.last = p.events+1, p.read+bytes, at
+		if p.events%yieldEvents == 0 { // or the next goroutine on this processor could wait for ten milliseconds
+			goruntime.Gosched()
+		}
+		p.failed = p.takeHeavySeat(ctx)
+		return p.failed == nil && !p.full()
+	}
 }
 
 // full says that the page has reached one of its bounds.
 func (p *page) full() bool { return p.bytes > mostBytes || p.read > mostRead || p.events >= mostEvents }
 
-func (p *page) turn(ctx context.Context) error {
+func (p *page) takeHeavySeat(ctx context.Context) error {
 	if !p.heavy && (p.bytes > heavyPage || p.read > heavyPage || p.events > heavyEvents) {
 		p.heavy = true
-		if err := kubestore.TakeTurn(ctx); err != nil {
+		if err := kubestore.TakeHeavySeat(ctx); err != nil {
 			return err
 		}
 	}
@@ -178,7 +179,7 @@ func (p *page) turn(ctx context.Context) error {
 	return nil
 }
 
-// question is what a list asks.
+// question has the parameters of a list or a watch.
 type question struct {
 	namespace, object, resource, from, to, user, manager, verb string
 
@@ -241,15 +242,15 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 	return q, nil
 }
 
-// mayWant says, before the row is decoded, whether its version may be selected.
+// mayWant says whether the version of a row may be selected, before the row is decoded.
 func (q *question) mayWant(row *projection.Row) bool {
 	by := row.Author
-	// A change that a deletion caused is its author's, too.
+	// A change that a deletion caused is also selected by the author of that deletion.
 	users := []string{"", cmp.Or(by.User, unknown), by.As, by.Cause.User, by.Cause.As}
 	return slices.Contains(users, q.user) && (q.verb == "" || q.verb == verbs[row.Op])
 }
 
-// wants says whether a version is selected. mayWant has let its row pass.
+// wants says whether a version is selected. mayWant must be true of the version's row.
 func (q *question) wants(v *Version, objects ...labels.Set) bool {
 	if q.manager != "" && q.manager != v.Manager {
 		return false
@@ -280,13 +281,8 @@ type versions struct {
 	*store
 }
 
-// New implements rest.Storage.
-func (*versions) New() runtime.Object { return &Version{} }
-
-// NewList implements rest.Lister.
+func (*versions) New() runtime.Object     { return &Version{} }
 func (*versions) NewList() runtime.Object { return &VersionList{} }
-
-// GetSingularName implements rest.SingularNameProvider.
 func (*versions) GetSingularName() string { return "version" }
 
 // Get returns the version with the revision 'name'.
@@ -319,7 +315,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		if err != nil {
 			return nil, err
 		}
-		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key) {
+		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key.Group) {
 			return nil, missing // not found rather than forbidden: the client has not named the object
 		}
 		v, _, err := r.describe(ctx, &q, &page{schemas: schemas{}}, rowOf(e), nil)
@@ -359,7 +355,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 		below = min(below, q.after)
 	}
 	page := page{schemas: schemas{}}
-	// One row more than wanted, to compare the last wanted row with.
+	// One row more than wanted is read, because the last wanted row is compared with the row before.
 	rows, next, err := r.Cell.Projection.Versions(ctx, key.RowKey(), below, q.limit+1, page.looked(ctx))
 	if page.failed != nil {
 		return nil, page.failed
@@ -390,7 +386,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 		if err != nil {
 			return nil, err
 		}
-		if !allowed || hidden(row.ID) || !q.mayWant(&row) {
+		if !allowed || hidden(row.ID.Group) || !q.mayWant(&row) {
 			continue
 		}
 		var before *projection.Row
@@ -415,19 +411,14 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	return list, nil
 }
 
-// changes is the registry of what has happened between two moments.
+// changes is the registry of the changes between two moments.
 type changes struct {
 	table
 	*store
 }
 
-// New implements rest.Storage.
-func (*changes) New() runtime.Object { return &Change{} }
-
-// NewList implements rest.Lister.
+func (*changes) New() runtime.Object     { return &Change{} }
 func (*changes) NewList() runtime.Object { return &ChangeList{} }
-
-// GetSingularName implements rest.SingularNameProvider.
 func (*changes) GetSingularName() string { return "change" }
 
 // List implements rest.Lister.
@@ -485,11 +476,11 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	return list, nil
 }
 
-// change returns the change that an event is, nil if it was not selected or the user may not see it. last has the last
-// row that was seen of each key.
+// change returns an event as a change, nil if the event is not selected or the user may not see it. last has the last
+// seen row of each key.
 func (r *changes) change(ctx context.Context, q *question, rights *rights, page *page, e eventlog.Event,
 	last map[string]projection.Row) (*Change, error) {
-	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
+	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key.Group) {
 		return nil, nil
 	}
 	row := rowOf(e)
@@ -500,7 +491,7 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	if err != nil || !allowed {
 		return nil, err
 	}
-	row = row.Clone() // it is kept in last
+	row = row.Clone() // the row is kept in last
 	var before *projection.Row
 	if known, ok := last[row.Key]; ok {
 		before = &known
@@ -517,8 +508,8 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 }
 
 // Watch implements rest.Watcher. It sends the changes after resourceVersion in the order of the log. Without a
-// resourceVersion it begins after 'from', or else now. A change is sent only if the user may get its object when it
-// happens.
+// resourceVersion it begins after 'from', or else now. A change is sent only if the user may get its object at the time
+// of the change.
 func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (watch.Interface, error) {
 	q, err := ask(ctx, o)
 	if err != nil {
@@ -552,7 +543,7 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 				}
 				ctx = kubestore.WithView(ctx, v)
 			}
-			rights, err := r.rightsOf(ctx) // as they are when it happens
+			rights, err := r.rightsOf(ctx) // the rights at the time of the change
 			if err != nil {
 				return nil, err
 			}
@@ -651,10 +642,8 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 	return projection.Keys{Start: start, End: projection.PrefixEnd(start)}, nil
 }
 
-// hidden is true for the claims and accounts that Logplane keeps beside the objects of its clients.
-func hidden(k eventlog.Key) bool { return hiddenGroup(k.Group) }
-
-func hiddenGroup(name string) bool {
+// hidden is true of the group of Logplane's own claims and accounts, which are not objects of clients.
+func hidden(name string) bool {
 	return name == resources.OwnGroup || strings.HasSuffix(name, "."+resources.OwnGroup)
 }
 
@@ -675,8 +664,8 @@ func CauseOf(a eventlog.Author) *Cause {
 	return &Cause{User: cmp.Or(a.Cause.User, unknown), ActingAs: a.Cause.As, Revision: fmt.Sprint(uint64(a.Cause.Revision))}
 }
 
-// describe makes the version of a row, and returns the labels that its object has and had. before is the row of the
-// version before, nil if it must be read.
+// describe makes the version of a row, and returns the labels that the object has and had. before is the row of the
+// previous version, nil if that row must be read.
 func (s *store) describe(ctx context.Context, q *question, page *page, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
 	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
 		RequestID: row.RequestID,
@@ -742,7 +731,7 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	return v, sets, page.spend(ctx, size)
 }
 
-// both decodes the version before and the row's version. For a deletion it returns only the last state, as 'was'.
+// both decodes the previous version and the row's version. For a deletion it returns only the last state, as 'was'.
 func (s *store) both(ctx context.Context, page *page, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
 	switch {
 	case before != nil:
@@ -756,7 +745,8 @@ func (s *store) both(ctx context.Context, page *page, row projection.Row, before
 	return was, is, err
 }
 
-// before returns the version that the row replaced, nil if there is none or it is no longer kept.
+// before returns the version that the row replaced, nil if the row replaced no version, or if that version is no longer
+// kept.
 func (s *store) before(ctx context.Context, page *page, v *Version, row projection.Row, before *projection.Row) (*projection.Row, error) {
 	if row.Base == 0 {
 		return nil, nil
@@ -767,7 +757,7 @@ func (s *store) before(ctx context.Context, page *page, v *Version, row projecti
 		found, ok, err := s.Cell.Projection.EventAt(ctx, row.Key, row.Base)
 		if err == nil && !ok {
 			page.read += versionRead
-			if err := page.turn(ctx); err != nil {
+			if err := page.takeHeavySeat(ctx); err != nil {
 				return nil, err
 			}
 			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)
@@ -823,11 +813,11 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 	return s.Stores.Key(found.GroupResource, namespace, rest), nil
 }
 
-// rights remembers, for one request, how far back its user may get which objects. A key without a name stands for all
-// objects of its kind in its namespace.
+// rights remembers for one request which objects its user may get, and how far back. A key without a name stands for
+// all objects of its kind in its namespace.
 type rights struct {
 	*store
-	known map[eventlog.Key]Reach // nil for what the user may not get
+	known map[eventlog.Key]Reach // nil for objects that the user may not get
 	// own is the reach of the right to ask for history.
 	own Reach
 }
@@ -842,8 +832,8 @@ func (s *store) rightsOf(ctx context.Context) (*rights, error) {
 	return &rights{s, map[eventlog.Key]Reach{}, own}, err
 }
 
-// get says whether the user may get an object as it was, by a right to all objects of its kind in its namespace or to
-// this one.
+// get says whether the user may get an object as it was at a revision. The right may be to this object, or to all
+// objects of its kind in its namespace.
 func (r *rights) get(ctx context.Context, k eventlog.Key, at projection.Revision) (bool, error) {
 	if reached, err := r.own(ctx, at); err != nil || !reached {
 		return false, err
@@ -873,8 +863,8 @@ func (r *rights) ask(ctx context.Context, k eventlog.Key, at projection.Revision
 	return reach(ctx, at)
 }
 
-// mayGet returns how far back a right of today lets the request's user get the object, in any API version. It is nil if
-// there is no such right.
+// mayGet returns how far back a right of today lets the request's user get the object, in any API version. The reach is
+// nil if there is no such right.
 func (s *store) mayGet(ctx context.Context, k eventlog.Key) (Reach, error) {
 	user, ok := apirequest.UserFrom(ctx)
 	if !ok {
@@ -902,5 +892,5 @@ func (s *store) requireGet(ctx context.Context, k eventlog.Key) error {
 		return err
 	}
 	return apierrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, k.Name,
-		errors.New("who wants to see its versions must be allowed to get it"))
+		errors.New("seeing its versions needs the right to get it"))
 }

@@ -29,7 +29,7 @@ type call struct {
 	contentType  string
 	body         []byte
 	namespace    string // of the object
-	// guarded says that what the client requires of the object must hold until the transaction is written.
+	// guarded says that the client's precondition on the object must hold until the transaction is written.
 	guarded bool
 	// what names the operation in messages.
 	what string
@@ -44,7 +44,7 @@ var (
 		"strategic": types.StrategicMergePatchType, "apply": types.ApplyYAMLPatchType}
 )
 
-// calls makes the requests of the operations. The handlers of these requests validate the objects, so this checks only
+// calls makes the requests of the operations. The handlers of these requests validate the objects, so calls checks only
 // the fields that it reads.
 func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]call, error) {
 	var calls []call
@@ -71,7 +71,7 @@ func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]c
 }
 
 // queryOf returns the part of the transaction's query that each operation's request gets. It leaves out dryRun, since
-// upstream would then keep nothing for the next operation to see.
+// the next operation would not see the writes of a dry run.
 func queryOf(o *metav1.CreateOptions) url.Values {
 	query := url.Values{}
 	if o == nil {
@@ -116,7 +116,7 @@ func (r *transactions) call(op *TransactionOperation, query url.Values, at *fiel
 	return c, fault
 }
 
-// put makes the request that creates or updates the object, and names it.
+// put makes the request that creates or updates the object, and returns a reference to the object.
 func (c *call) put(op *TransactionOperation, at *field.Path) (*TransactionReference, *field.Error) {
 	if op.Object == nil || len(op.Object.Raw) == 0 {
 		return nil, field.Required(at.Child("object"), "")
@@ -157,7 +157,8 @@ func (c *call) patch(op *TransactionOperation, at *field.Path) *field.Error {
 	return c.require(op, at)
 }
 
-// requires says whether a patch may require something of its object. Errors in the patch are found when it is served.
+// requires says whether a patch may require something of its object. Errors in the patch are found when the request is
+// served.
 func requires(kind types.PatchType, patch []byte) bool {
 	if kind != types.JSONPatchType {
 		var o metav1.PartialObjectMetadata
@@ -241,7 +242,7 @@ func withPrecondition(body []byte, pre TransactionPrecondition) ([]byte, error) 
 	return json.Marshal(object)
 }
 
-// withStep adds to a JSON patch the step that names the revision.
+// withStep returns a JSON patch with an additional step, which names the revision.
 func withStep(body []byte, resourceVersion string) ([]byte, error) {
 	var steps []json.RawMessage
 	if err := json.Unmarshal(body, &steps); err != nil {

@@ -27,10 +27,7 @@ type found struct {
 // with a group that is not served is taken for custom resources whose definition is gone: their past is kept.
 func (s *store) find(ctx context.Context, name string) (found, error) {
 	want := schema.ParseGroupResource(name)
-	groups, err := spec.Groups()
-	if err != nil {
-		return found{}, err
-	}
+	groups := spec.Groups()
 	for _, g := range groups {
 		if want.Group != "" && want.Group != g.Name {
 			continue
@@ -54,7 +51,7 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 			return found{schema.GroupResource{Group: crd.Spec.Group, Resource: names.Plural}, crd.Spec.Scope == apiextensionsv1.NamespaceScoped}, nil
 		}
 	}
-	if want.Group == "" || slices.ContainsFunc(groups, func(g spec.Group) bool { return g.Name == want.Group }) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
+	if want.Group == "" || slices.ContainsFunc(groups, func(g spec.Group) bool { return g.Name == want.Group }) || !strings.Contains(want.Group, ".") || hidden(want.Group) {
 		return found{}, apierrors.NewBadRequest(fmt.Sprintf("there is no resource '%s': write its plural and group, such as deployments.apps", name))
 	}
 	namespaced, err := s.wasNamespaced(ctx, want)

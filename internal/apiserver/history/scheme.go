@@ -9,10 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 )
 
-// Scheme of the group. The internal types are those of v1.
+// Scheme of the group. The internal types are the types of v1.
 var Scheme = newScheme()
 
 func newScheme() *runtime.Scheme {
@@ -39,12 +38,8 @@ func newScheme() *runtime.Scheme {
 	return s
 }
 
-// codecs do not support protobuf, like those of custom resources.
+// codecs do not support protobuf, just as the codecs of custom resources do not.
 type codecs struct{ serializer.CodecFactory }
-
-func newCodecs() codecs {
-	return codecs{serializer.NewCodecFactory(Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))}
-}
 
 // SupportedMediaTypes implements runtime.NegotiatedSerializer.
 func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
@@ -56,22 +51,11 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 // here is the prefix of the types' names in OpenAPI.
 const here = "dev.logplane.history.v1."
 
-// OpenAPIModelName names the type in OpenAPI.
-func (Version) OpenAPIModelName() string { return here + "Version" }
-
-// OpenAPIModelName names the type in OpenAPI.
+func (Version) OpenAPIModelName() string     { return here + "Version" }
 func (VersionList) OpenAPIModelName() string { return here + "VersionList" }
-
-// OpenAPIModelName names the type in OpenAPI.
-func (Change) OpenAPIModelName() string { return here + "Change" }
-
-// OpenAPIModelName names the type in OpenAPI.
-func (ChangeList) OpenAPIModelName() string { return here + "ChangeList" }
-
-// OpenAPIModelName names the type in OpenAPI.
+func (Change) OpenAPIModelName() string      { return here + "Change" }
+func (ChangeList) OpenAPIModelName() string  { return here + "ChangeList" }
 func (Transaction) OpenAPIModelName() string { return here + "Transaction" }
-
-// OpenAPIModelName names the type in OpenAPI.
-func (Plan) OpenAPIModelName() string { return here + "Plan" }
+func (Plan) OpenAPIModelName() string        { return here + "Plan" }
 
 type includeKey struct{}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// table prints versions. If 'of' is set, for changes, it also prints their objects.
+// table prints versions. If 'of' is set, as it is for changes, it also prints the object of each version.
 type table struct{ of bool }
 
 // shown is how many changed fields a row names at most.
@@ -66,7 +66,7 @@ func (t table) ConvertToTable(_ context.Context, object runtime.Object, options 
 	return out, nil
 }
 
-// String is the object as a client names it.
+// String is the name of the object as a client writes it.
 func (r Reference) String() string {
 	name := r.Resource
 	if r.Group != "" {
@@ -75,12 +75,12 @@ func (r Reference) String() string {
 	return name + "/" + r.Name
 }
 
-// IsAfter says whether revision a is newer than b. Both are decimal, as the server writes them.
+// IsAfter says whether revision a is newer than b. Both are decimal numbers, as the server writes revisions.
 func IsAfter(a, b string) bool {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) > 0
 }
 
-// In names the object in an answer about a namespace. It adds the object's own namespace if that is another one.
+// In names the object in an answer about a namespace. It adds the object's own namespace if that is another namespace.
 func (r Reference) In(namespace string) string {
 	if r.Namespace == "" || r.Namespace == namespace {
 		return r.String()
@@ -88,13 +88,13 @@ func (r Reference) In(namespace string) string {
 	return r.String() + " -n " + r.Namespace
 }
 
-// Named returns the reference without kind and UID: it then also names a later object of the same name.
+// Named returns the reference without kind and UID. The result also names a later object of the same name.
 func (r Reference) Named() Reference {
 	r.Kind, r.UID = "", ""
 	return r
 }
 
-// Author says, for people, who wrote the version, and whose deletion caused the write.
+// Author names, for people, the writer of the version and the user whose deletion caused the write.
 func (v *Version) Author() string {
 	author := nameOf(v.User, v.ActingAs)
 	if v.Cause != nil {
@@ -110,7 +110,7 @@ func nameOf(user, actingAs string) string {
 	return user
 }
 
-// Summary says what has changed, for people.
+// Summary describes the changes, for people.
 func (v *Version) Summary() string {
 	switch {
 	case v.Unreadable != "":
@@ -123,7 +123,7 @@ func (v *Version) Summary() string {
 	return Shorten(v.Changed)
 }
 
-// Shorten lists the first names, and counts the others.
+// Shorten lists the first names, and counts the other names.
 func Shorten(all []string) string {
 	if len(all) > shown {
 		return fmt.Sprintf("%s and %d more", strings.Join(all[:shown], ", "), len(all)-shown)

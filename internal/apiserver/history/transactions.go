@@ -29,16 +29,9 @@ type transactions struct{ Config }
 // heavy is how many operations keep a processor busy for some milliseconds, however small their objects are.
 const heavy = 16
 
-// New implements rest.Storage.
-func (*transactions) New() runtime.Object { return &Transaction{} }
-
-// Destroy implements rest.Storage.
-func (*transactions) Destroy() {}
-
-// NamespaceScoped implements rest.Scoper.
-func (*transactions) NamespaceScoped() bool { return false }
-
-// GetSingularName implements rest.SingularNameProvider.
+func (*transactions) New() runtime.Object     { return &Transaction{} }
+func (*transactions) Destroy()                {}
+func (*transactions) NamespaceScoped() bool   { return false }
 func (*transactions) GetSingularName() string { return "transaction" }
 
 // Create implements rest.Creater: it carries out the transaction.
@@ -60,8 +53,8 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 	done, revision, err := r.Transactions.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
 		for i := range calls {
-			if len(calls) > heavy { // a turn that has lasted is over
-				if err := kubestore.TakeTurn(ctx); err != nil {
+			if len(calls) > heavy { // the transaction gives up a heavy seat that it has had for long
+				if err := kubestore.TakeHeavySeat(ctx); err != nil {
 					return err
 				}
 			}
@@ -82,7 +75,7 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		return nil, err
 	}
 	for i, rev := range last {
-		if rev == 0 { // this operation has changed nothing, but one before it may have
+		if rev == 0 { // this operation has changed nothing, but an earlier operation may have
 			known, _ := strconv.ParseUint(results[i].ResourceVersion, 10, 64)
 			rev = eventlog.Revision(known)
 		}
@@ -111,7 +104,7 @@ type identified struct {
 // partial asks for an answer with the object's metadata only.
 const partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
-// do carries out one operation. If it is refused, the error is the Status of the answer.
+// do carries out one operation. If the operation is refused, the error is the Status of the answer.
 func (r *transactions) do(ctx context.Context, c *call, result *TransactionResult) error {
 	if c.guarded {
 		guarded := kubestore.RequestOf(ctx)
@@ -132,10 +125,7 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 	if err != nil {
 		return err
 	}
-	warnings, _ := utilnet.ParseWarningHeaders(response.Header["Warning"])
-	for _, w := range warnings {
-		warning.AddWarning(ctx, "", w.Text)
-	}
+	PassWarnings(ctx, response.Header)
 	var got identified
 	decoded := json.NewDecoder(response.Body).Decode(&got)
 	result.Code = int32(response.StatusCode)
@@ -156,8 +146,16 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 	return nil
 }
 
+// PassWarnings adds the warnings of an answer from this process to the warnings of the context's request.
+func PassWarnings(ctx context.Context, header http.Header) {
+	warnings, _ := utilnet.ParseWarningHeaders(header["Warning"])
+	for _, w := range warnings {
+		warning.AddWarning(ctx, "", w.Text)
+	}
+}
+
 // refusal returns the answer to a transaction with a refused operation: the answer that the operation would have got
-// alone, and which operation it is.
+// alone, with the number of the operation.
 func refusal(c *call, i, n int, err error) error {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

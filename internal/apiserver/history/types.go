@@ -11,7 +11,7 @@ import (
 // GroupName of the API of the past.
 const GroupName = "history.logplane.dev"
 
-// GroupVersion is the only one.
+// GroupVersion is the only version of the group.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1"}
 
 // Version is one version of an object, or its deletion. The Version's name is the revision, its creationTimestamp is
@@ -28,10 +28,10 @@ type Version struct {
 	User string `json:"user"`
 	// ActingAs is whom the user impersonated.
 	ActingAs string `json:"actingAs,omitempty"`
-	// UserAgent is the program that the user used, as it named itself.
+	// UserAgent is the user's program, as the program named itself.
 	UserAgent string `json:"userAgent,omitempty"`
 	// Cause is the deletion because of which Logplane wrote the version. It is absent if there is no such deletion, or
-	// if it is unknown.
+	// if the deletion is unknown.
 	Cause *Cause `json:"cause,omitempty"`
 	// Manager is the field manager that wrote the version, if it is known.
 	Manager string `json:"manager,omitempty"`
@@ -88,7 +88,7 @@ type VersionList struct {
 	Items []Version `json:"items"`
 }
 
-// Change is a version among those of other objects.
+// Change is a version in a list with versions of other objects.
 type Change struct {
 	Version `json:",inline"`
 }
@@ -102,87 +102,85 @@ type ChangeList struct {
 }
 
 // DeepCopyObject implements runtime.Object.
-func (c *Change) DeepCopyObject() runtime.Object { return &Change{*c.deepCopy()} }
+func (c *Change) DeepCopyObject() runtime.Object { return &Change{c.deepCopy()} }
 
 // DeepCopyObject implements runtime.Object.
 func (l *ChangeList) DeepCopyObject() runtime.Object {
-	out := *l
-	l.ListMeta.DeepCopyInto(&out.ListMeta)
-	out.Items = make([]Change, len(l.Items))
-	for i := range l.Items {
-		out.Items[i] = Change{*l.Items[i].deepCopy()}
+	out := &ChangeList{l.TypeMeta, *l.ListMeta.DeepCopy(), slices.Clone(l.Items)}
+	for i := range out.Items {
+		out.Items[i].Version = l.Items[i].deepCopy()
 	}
-	return &out
+	return out
 }
 
 // DeepCopyObject implements runtime.Object.
-func (v *Version) DeepCopyObject() runtime.Object { return v.deepCopy() }
+func (v *Version) DeepCopyObject() runtime.Object { return new(v.deepCopy()) }
 
-func (v *Version) deepCopy() *Version {
+func (v *Version) deepCopy() Version {
 	out := *v
 	v.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
-	out.Changed = append([]string(nil), v.Changed...)
+	out.Changed = slices.Clone(v.Changed)
 	out.Patch = slices.Clone(v.Patch)
 	for i := range out.Patch {
 		out.Patch[i].Value = out.Patch[i].Value.DeepCopy()
 	}
 	out.Content = v.Content.DeepCopy()
 	out.Cause = copied(v.Cause)
-	return &out
+	return out
 }
 
 // DeepCopyObject implements runtime.Object.
 func (l *VersionList) DeepCopyObject() runtime.Object {
-	out := *l
-	l.ListMeta.DeepCopyInto(&out.ListMeta)
-	out.Items = make([]Version, len(l.Items))
-	for i := range l.Items {
-		out.Items[i] = *l.Items[i].deepCopy()
+	out := &VersionList{l.TypeMeta, *l.ListMeta.DeepCopy(), slices.Clone(l.Items)}
+	for i := range out.Items {
+		out.Items[i] = l.Items[i].deepCopy()
 	}
-	return &out
+	return out
 }
 
-// Transaction is several writes that take effect at once, or not at all. It is created and never stored; the answer
-// says what it did. It needs the right to create transactions, and for each operation the right that the same request
+// Transaction is several writes that take effect at once, or not at all. It is created and never stored; the answer has
+// the results. The user needs the right to create transactions, and for each operation the right that the same request
 // would need alone.
 //
 // Operations are admitted one after another, as requests of the same user: authorization, admission, defaults,
-// validation, quotas. Each sees what those before it have written. Then all writes are appended to the log in one
-// batch, so that their revisions follow one another, and every reader and every watch sees all of them or none. If one
-// operation is refused, the answer is that refusal, and nothing is written. If another writer changes one of the
-// objects meanwhile, all operations are computed again, five times at most.
+// validation, quotas. Each operation sees the writes of the operations before it. Then all writes are appended to the
+// log in one batch, so that their revisions follow one another, and every reader and every watch sees all of the writes
+// or none. If one operation is refused, the answer is that refusal, and nothing is written. If another writer changes
+// one of the objects meanwhile, all operations are computed again, five times at most.
 //
-// Rights, policies and the set of served custom resources are those before the transaction: they do not depend on what
-// its operations have written. The same is true of admission plugins, except those for namespaces and quotas. A Pod,
-// for example, cannot be made together with its namespace, because the plugin for service accounts does not see the
-// namespace's account. In a dry run operations see each other's writes in the same way, and nothing is appended.
+// Rights, policies and the set of served custom resources are the ones from before the transaction: they do not depend
+// on the writes of its operations. The same is true of admission plugins, except the plugins for namespaces and quotas.
+// A Pod, for example, cannot be made together with its namespace, because the plugin for service accounts does not see
+// the namespace's account. In a dry run operations see each other's writes in the same way, and nothing is appended.
 //
-// Webhooks are called before it is known whether the transaction commits, and again each time it is computed. A webhook
-// with side effects must tolerate that. The audit log has a record for each operation, with the operation's answer, and
-// one for the transaction, which says whether it was written. Until the transaction is written, the objects that its
-// operations have written have a provisional `resourceVersion`, above four quintillion. Webhooks and records may show
-// it; answers do not. An audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
+// Webhooks are called before it is known whether the transaction commits, and again each time the transaction is
+// computed. A webhook with side effects must tolerate that. The audit log has a record for each operation, with the
+// operation's answer, and a record for the transaction, which says whether the transaction was written. Until the
+// transaction is written, the objects that its operations have written have a provisional `resourceVersion`, above four
+// quintillion. Webhooks and records may show a provisional `resourceVersion`; answers do not. An audit policy that
+// leaves out the bodies of Secrets must also leave out the bodies of transactions.
 //
 // An object that two operations change has only one event, with its last state. If an operation deletes an object, no
-// other operation can make it again. An object that is both made and deleted leaves no trace. An operation may require
-// something of its object: by a precondition, by a `resourceVersion` or `uid` in the object or the patch, or by a
-// `test` of a JSON patch. Such an operation is written even if it changes nothing, so that its requirement holds for
+// other operation can make that object again. An object that is both made and deleted leaves no trace. An operation may
+// require something of its object: by a precondition, by a `resourceVersion` or `uid` in the object or the patch, or by
+// a `test` of a JSON patch. Such an operation is written even if it changes nothing, so that its requirement holds for
 // the whole transaction.
 type Transaction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says what is done. It is not part of the answer.
+	// Spec has the operations. It is not part of the answer.
 	Spec TransactionSpec `json:"spec,omitzero"`
-	// Status says what was done.
+	// Status has the results.
 	Status TransactionStatus `json:"status,omitzero"`
 }
 
-// TransactionSpec says what is done.
+// TransactionSpec has the operations of a transaction.
 type TransactionSpec struct {
-	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects come with others:
-	// a Service with its addresses, an object with a row for each owner, the first object under a quota with the quota.
-	// The objects that operations write may have 16 MiB together; whole objects count, not patches.
+	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects are written
+	// together with other objects: a Service with its addresses, an object with a row for each owner, the first object
+	// under a quota with the quota. The objects that operations write may have 16 MiB together; whole objects count,
+	// not patches.
 	Operations []TransactionOperation `json:"operations"`
 }
 
@@ -190,7 +188,7 @@ type TransactionSpec struct {
 type TransactionOperation struct {
 	// Verb is 'create', 'update', 'patch' or 'delete'.
 	Verb string `json:"verb"`
-	// Object to create, or that replaces the object of its name.
+	// Object is the object to create, or the object that replaces the one of its name.
 	Object *runtime.RawExtension `json:"object,omitempty"`
 	// Reference names the object to delete or to patch.
 	Reference *TransactionReference `json:"reference,omitempty"`
@@ -216,20 +214,20 @@ type TransactionReference struct {
 	Name       string `json:"name"`
 }
 
-// TransactionPrecondition is what must be true of the object before the operation. Otherwise the answer is 409. A
-// `resourceVersion` in the object itself means the same. After the first operation on an object, later operations
-// cannot require a revision of it.
+// TransactionPrecondition is a condition that must be true of the object before the operation. Otherwise the answer is
+// 409. A `resourceVersion` in the object itself is the same precondition. After the first operation on an object, later
+// operations cannot require a revision of it.
 type TransactionPrecondition struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 	// UID cannot be the precondition of a patch.
 	UID string `json:"uid,omitempty"`
 }
 
-// TransactionStatus says what was done.
+// TransactionStatus has the results of a transaction.
 type TransactionStatus struct {
 	// Revision of the transaction's last event. It is empty if nothing was written.
 	Revision string `json:"revision,omitempty"`
-	// Results are those of the operations, in their order.
+	// Results are the results of the operations, in the order of the operations.
 	Results []TransactionResult `json:"results,omitempty"`
 }
 
@@ -246,10 +244,10 @@ type TransactionResult struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
-// Plan says what it would take to undo changes, to make a deleted object again, or to make everything as it was at a
-// moment. It is created and never stored. With 'dryRun=All' nothing is written, and the answer says what would change
-// and what is left out. Without it the changes are made, in transactions, and the answer says what was done. All reads
-// and writes are requests of the same user.
+// Plan has the changes that undo earlier changes, make a deleted object again, or make everything as it was at a
+// moment. It is created and never stored. With 'dryRun=All' nothing is written, and the answer has the changes that
+// would be made, and the objects that are left out. Without 'dryRun' the changes are made, in transactions, and the
+// answer has the changes that were made. All reads and writes are requests of the same user.
 //
 // Objects are compared and written in the version in which they are stored, with the defaults that clients see.
 type Plan struct {
@@ -263,13 +261,13 @@ type Plan struct {
 	Status PlanStatus `json:"status,omitzero"`
 }
 
-// PlanSpec says what is wanted.
+// PlanSpec names the state that is wanted.
 type PlanSpec struct {
 	// Namespace of the plan. If it is empty, the plan is for the whole cluster.
 	Namespace string `json:"namespace,omitempty"`
-	// Undo takes back a change of an object, or all of a manager or user since a moment.
+	// Undo takes back a change of an object, or all changes of a manager or user since a moment.
 	Undo *PlanUndo `json:"undo,omitempty"`
-	// Undelete makes an object again as its last version was.
+	// Undelete makes an object again, in the state of its last version.
 	Undelete *PlanObject `json:"undelete,omitempty"`
 	// Restore makes everything as it was at a moment.
 	Restore *PlanRestore `json:"restore,omitempty"`
@@ -299,21 +297,21 @@ type PlanRestore struct {
 	To string `json:"to"`
 	// Selector of objects by their labels, of now or of the moment.
 	Selector string `json:"selector,omitempty"`
-	// Prune says that objects which came later are deleted.
+	// Prune says that objects which were created after the moment are deleted.
 	Prune bool `json:"prune,omitempty"`
 }
 
-// PlanStatus says what changes.
+// PlanStatus has the changes of a plan.
 type PlanStatus struct {
 	// Revision to which everything is restored.
 	Revision string `json:"revision,omitempty"`
-	// Changes in the order in which they are written, and objects that are left alone.
+	// Changes has the changes in the order in which they are written, and the objects that are left alone.
 	Changes []PlanChange `json:"changes,omitempty"`
 	// Failures are the kinds that could not be compared, with the reasons.
 	Failures []string `json:"failures,omitempty"`
-	// Same is how many objects are as they were.
+	// Same is how many objects are as they were at the moment.
 	Same int32 `json:"same,omitempty"`
-	// Later is how many objects came later and stay.
+	// Later is how many objects were created after the moment and stay.
 	Later int32 `json:"later,omitempty"`
 	// More says that the time of one request was too short. Send the same request again to go on.
 	More bool `json:"more,omitempty"`
@@ -338,7 +336,7 @@ type PlanChange struct {
 	Author string `json:"author,omitempty"`
 	// Time of that deletion.
 	Time *metav1.Time `json:"time,omitempty"`
-	// Notes say which properties the object could not get back, and what else was done for it.
+	// Notes say which properties the object could not get back, and which other steps were taken for it.
 	Notes []string `json:"notes,omitempty"`
 	// ResourceVersion that was written.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
@@ -363,13 +361,13 @@ func (p *Plan) DeepCopyObject() runtime.Object {
 func (t *Transaction) DeepCopyObject() runtime.Object {
 	out := *t
 	t.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
-	out.Spec.Operations = make([]TransactionOperation, len(t.Spec.Operations))
-	for i, op := range t.Spec.Operations {
+	out.Spec.Operations = slices.Clone(t.Spec.Operations)
+	for i := range out.Spec.Operations {
+		op := &out.Spec.Operations[i]
 		op.Object, op.Patch = op.Object.DeepCopy(), op.Patch.DeepCopy()
 		op.Reference, op.Precondition = copied(op.Reference), copied(op.Precondition)
-		out.Spec.Operations[i] = op
 	}
-	out.Status.Results = append([]TransactionResult(nil), t.Status.Results...)
+	out.Status.Results = slices.Clone(t.Status.Results)
 	return &out
 }
 

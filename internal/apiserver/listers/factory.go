@@ -39,7 +39,7 @@ import (
 )
 
 // Factory is a SharedInformerFactory whose informers never call a handler. Each informer's indexer reads the newest
-// view when it is asked. A Factory has no goroutine, and is safe for concurrent use.
+// view in each call. A Factory has no goroutine, and is safe for concurrent use.
 type Factory struct {
 	kubeinformers.SharedInformerFactory // nil; calling an accessor that is not overridden is a programming error
 	shared                              *shared
@@ -70,7 +70,7 @@ func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInform
 	}
 	guess, _ := meta.UnsafeGuessKindToResource(kinds[0])
 	resource := guess.GroupResource()
-	i := &Informer{f.NewIndexer(Source{
+	i := &Informer{Indexer: f.NewIndexer(Source{
 		Object: obj, Resource: resource, Prefix: f.shared.Storage.Prefix(resource),
 		Decoder: newDecoder(guess.GroupVersion()), Lenient: resource.Group == rbacv1.GroupName,
 	})}
@@ -78,7 +78,7 @@ func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInform
 	return i
 }
 
-// decoder decodes objects to one version, whatever version they are stored in.
+// decoder decodes objects to one version, regardless of the version in which they are stored.
 type decoder struct {
 	runtime.Decoder
 	version schema.GroupVersion
@@ -89,7 +89,7 @@ func newDecoder(version schema.GroupVersion) decoder {
 }
 
 // Decode implements runtime.Decoder. Upstream's decoder does not convert directly between two external versions, so
-// this goes through the internal version.
+// Decode goes through the internal version.
 func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	object, stored, err := d.Decoder.Decode(data, defaults, into)
 	if err == nil || stored == nil || stored.GroupVersion() == d.version {
@@ -108,16 +108,16 @@ func (f *Factory) IndexerOf(obj runtime.Object) *Indexer {
 	return f.InformerFor(obj, nil).GetIndexer().(*Indexer)
 }
 
-// Source says what an Indexer reads.
+// Source names the objects that an Indexer reads.
 type Source struct {
-	// Object is an example: every object is of its type.
+	// Object is an example: every object has the same type as Object.
 	Object   runtime.Object
 	Resource schema.GroupResource
 	// Prefix is upstream's storage prefix without slashes at its ends.
 	Prefix  string
 	Decoder runtime.Decoder
-	// Lenient leaves objects that cannot be decoded out of lists. It is safe only for objects whose absence allows
-	// less, such as bindings and definitions. It must not be set for limits: a missing limit allows more.
+	// Lenient leaves objects that cannot be decoded out of lists. This is safe only for objects whose absence allows
+	// less, such as bindings and definitions. Lenient must not be set for limits: a missing limit allows more.
 	Lenient bool
 }
 
@@ -196,7 +196,11 @@ func (f *Factory) Storagemigration() storagemigration.Interface {
 }
 
 // Informer is always synced and never calls its handlers.
-type Informer struct{ Indexer toolscache.Indexer }
+type Informer struct {
+	toolscache.SharedIndexInformer // nil; calling a method that is not overridden is a programming error
+
+	Indexer toolscache.Indexer
+}
 
 func (i *Informer) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
 	return synced{}, nil
@@ -211,21 +215,10 @@ func (i *Informer) AddEventHandlerWithOptions(toolscache.ResourceEventHandler, t
 }
 
 func (i *Informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error { return nil }
-func (i *Informer) GetStore() toolscache.Store                                           { return i.Indexer }
-func (i *Informer) GetController() toolscache.Controller                                 { return nil }
-func (i *Informer) Run(<-chan struct{})                                                  {}
-func (i *Informer) RunWithContext(context.Context)                                       {}
 func (i *Informer) HasSynced() bool                                                      { return true }
 func (i *Informer) HasSyncedChecker() toolscache.DoneChecker                             { return synced{} }
-func (i *Informer) LastSyncResourceVersion() string                                      { return "" }
-func (i *Informer) SetWatchErrorHandler(toolscache.WatchErrorHandler) error              { return nil }
-func (i *Informer) SetWatchErrorHandlerWithContext(toolscache.WatchErrorHandlerWithContext) error {
-	return nil
-}
-func (i *Informer) SetTransform(toolscache.TransformFunc) error { return nil }
-func (i *Informer) IsStopped() bool                             { return false }
-func (i *Informer) AddIndexers(x toolscache.Indexers) error     { return i.Indexer.AddIndexers(x) }
-func (i *Informer) GetIndexer() toolscache.Indexer              { return i.Indexer }
+func (i *Informer) AddIndexers(x toolscache.Indexers) error                              { return i.Indexer.AddIndexers(x) }
+func (i *Informer) GetIndexer() toolscache.Indexer                                       { return i.Indexer }
 
 // synced is a registration and a checker, both always done.
 type synced struct{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"reflect"
 	"strings"
 	"sync"
@@ -27,6 +28,8 @@ const listerTimeout = 10 * time.Second
 // Indexer is a toolscache.Indexer whose content is the newest view. It takes no writes. It is safe for concurrent use,
 // and the objects that it returns are shared.
 type Indexer struct {
+	toolscache.Indexer // nil; calling a method that is not overridden is a programming error
+
 	shared      *shared
 	target      reflect.Type
 	decoder     runtime.Decoder
@@ -40,13 +43,13 @@ type Indexer struct {
 
 var _ toolscache.Indexer = (*Indexer)(nil)
 
-// shared is what the indexers of one factory share. It is safe for concurrent use.
+// shared has the caches that the indexers of one factory share. It is safe for concurrent use.
 type shared struct {
 	Config
 	// decoded holds objects by revision, which is unique in a cell. By contract, callers of listers share the objects
 	// and do not change them.
 	decoded *cache.Cache[decodedKey, runtime.Object]
-	// complaints has the revisions of objects that could not be decoded, so that each is logged once.
+	// complaints has the revisions of objects that could not be decoded, so that each object is logged once.
 	complaints *lru.Cache[uint64, struct{}]
 }
 
@@ -70,18 +73,18 @@ func (i *Indexer) Prefix() string { return i.prefix }
 func (i *Indexer) View() (*projection.View, error) {
 	v := i.shared.Projection.Current()
 	if v == nil {
-		return nil, ErrNoView
+		return nil, errNoView
 	}
 	return v, nil
 }
 
-// GetByKey is Read for upstream's listers.
+// GetByKey is Read with the signature that upstream's listers need.
 func (i *Indexer) GetByKey(key string) (any, bool, error) {
 	object, found, err := i.Read(key)
 	return object, found, surely(err)
 }
 
-// Read returns the object of a key 'namespace/name' or 'name', which is the rest of the row's key.
+// Read returns the object of a key 'namespace/name' or 'name'. This key is the part of the row's key after the prefix.
 func (i *Indexer) Read(key string) (any, bool, error) {
 	v, err := i.View()
 	if err != nil {
@@ -97,7 +100,7 @@ func (i *Indexer) Read(key string) (any, bool, error) {
 	return object, err == nil, err
 }
 
-// GetAt is Read as of a view, for a writer.
+// GetAt is Read as of a given view, for a writer.
 func (i *Indexer) GetAt(ctx context.Context, v *projection.View, key string) (runtime.Object, bool, error) {
 	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
 	if err != nil || !ok {
@@ -126,12 +129,12 @@ func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace stri
 // All returns every object, in the order of their keys. It is List with an error.
 func (i *Indexer) All() ([]any, error) { return i.scan(i.prefix) }
 
-// AllAt is All as of a view.
+// AllAt returns every object as of a view.
 func (i *Indexer) AllAt(ctx context.Context, v *projection.View) ([]any, error) {
 	return i.scanAt(ctx, v, i.prefix)
 }
 
-// scan returns the objects whose key has the prefix, which ends in a slash.
+// scan returns the objects whose key has the prefix. The prefix must end in a slash.
 func (i *Indexer) scan(prefix string) ([]any, error) {
 	v, err := i.View()
 	if err != nil {
@@ -166,7 +169,7 @@ func Rows(ctx context.Context, v *projection.View, prefix string) iter.Seq2[proj
 	return v.Scan(ctx, prefix, prefix[:len(prefix)-1]+"0", v.Revision()) // '0' comes after '/'
 }
 
-// LeaveOut counts a row that is left out of a list, and logs it once.
+// LeaveOut counts a row that is left out of a list, and logs the row once.
 func (i *Indexer) LeaveOut(ctx context.Context, row projection.Row, err error) {
 	leftOut.Inc()
 	known, _ := i.shared.complaints.ContainsOrAdd(uint64(row.Revision), struct{}{})
@@ -210,7 +213,7 @@ func (i *Indexer) Parse(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// surely panics if the bucket could not be read, since upstream would refuse the request because of such an error.
+// surely panics if the bucket could not be read, since upstream would take such an error for a refusal of the request.
 func surely(err error) error {
 	var unread *projection.ReadError
 	if errors.As(err, &unread) {
@@ -227,8 +230,6 @@ func (i *Indexer) must(objects []any, err error) []any {
 }
 
 func (i *Indexer) List() []any { return i.must(i.scan(i.prefix)) }
-
-func (i *Indexer) ListKeys() []string { return keysOf(i.List()) }
 
 func (i *Indexer) Get(obj any) (any, bool, error) {
 	key, err := toolscache.MetaNamespaceKeyFunc(obj)
@@ -288,26 +289,6 @@ func (i *Indexer) ByIndex(name, value string) ([]any, error) {
 	return found, nil
 }
 
-func (i *Indexer) IndexKeys(name, value string) ([]string, error) {
-	objects, err := i.ByIndex(name, value)
-	return keysOf(objects), err
-}
-
-func (i *Indexer) ListIndexFuncValues(name string) []string {
-	f, _ := i.indexFunc(name)
-	seen := map[string]bool{}
-	var all []string
-	for _, object := range i.List() {
-		values, _ := f(object)
-		for _, v := range values {
-			if !seen[v] {
-				seen[v], all = true, append(all, v)
-			}
-		}
-	}
-	return all
-}
-
 func (i *Indexer) indexFunc(name string) (toolscache.IndexFunc, bool) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -318,38 +299,12 @@ func (i *Indexer) indexFunc(name string) (toolscache.IndexFunc, bool) {
 func (i *Indexer) GetIndexers() toolscache.Indexers {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	copied := make(toolscache.Indexers, len(i.indexers))
-	for name, f := range i.indexers {
-		copied[name] = f
-	}
-	return copied
+	return maps.Clone(i.indexers)
 }
 
 func (i *Indexer) AddIndexers(more toolscache.Indexers) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for name, f := range more {
-		i.indexers[name] = f
-	}
+	maps.Copy(i.indexers, more)
 	return nil
 }
-
-func keysOf(objects []any) []string {
-	keys := make([]string, 0, len(objects))
-	for _, object := range objects {
-		key, _ := toolscache.MetaNamespaceKeyFunc(object)
-		keys = append(keys, key)
-	}
-	return keys
-}
-
-// errReadOnly answers writes to the indexer, which needs no updates because it reads the view.
-var errReadOnly = errors.New("a lister over the view takes no writes")
-
-func (i *Indexer) Add(any) error                        { return errReadOnly }
-func (i *Indexer) Update(any) error                     { return errReadOnly }
-func (i *Indexer) Delete(any) error                     { return errReadOnly }
-func (i *Indexer) Replace([]any, string) error          { return errReadOnly }
-func (i *Indexer) Resync() error                        { return nil }
-func (i *Indexer) Bookmark(string)                      {}
-func (i *Indexer) LastStoreSyncResourceVersion() string { return "" }

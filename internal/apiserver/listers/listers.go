@@ -1,13 +1,14 @@
 // Package listers answers upstream's informers and listers from the newest view of the log, at the time of the call.
 //
 // Nouns. A Factory is upstream's SharedInformerFactory without a goroutine: its informers never call a handler. An
-// Indexer stands in for the store that an informer would fill: it holds nothing and reads the view. So each of
-// upstream's listers is exact: it shows every write that was acknowledged before the request began, because each
-// request catches up first.
+// Indexer takes the place of the store that an informer would fill: an Indexer holds no objects and reads the view. So
+// each of upstream's listers is exact: it shows every write that was acknowledged before the request began, because
+// each request catches up first.
 //
-// Most of upstream's listers take no context, so a read has its own timeout. Many return no error, and upstream takes
-// an error of the others for a refusal. So a read that fails panics with Unreadable. Catch turns the panic into an
-// error in code that can return one, and the server answers other panics with Unreadable.
+// Most of upstream's listers take no context, so a read has its own timeout. Many listers return no error, and upstream
+// takes an error of the other listers for a refusal. So a read that fails panics with Unreadable. In code that can
+// return an error, Catch turns the panic into an error. Where nothing catches Unreadable, the server turns it into an
+// answer.
 package listers
 
 import (
@@ -40,8 +41,8 @@ type Storage interface {
 	Transformer(schema.GroupResource) value.Transformer
 }
 
-// ErrNoView says that a lister was asked before the process had ever caught up. Every request catches up first.
-var ErrNoView = errors.New("no view of the log has been read yet")
+// errNoView says that a lister was called before the process had ever caught up. Every request catches up first.
+var errNoView = errors.New("no view of the log has been read yet")
 
 // Unreadable is the value of a lister's panic when a read fails and upstream's interface cannot return the error.
 type Unreadable struct{ Err error }
@@ -53,7 +54,7 @@ func (u Unreadable) Error() string { return u.Err.Error() }
 func (u Unreadable) Unwrap() error { return u.Err }
 
 // Fail panics with an error that must not be taken for a refusal of the context's request. It also records the error in
-// the context, so that the server finds it even if upstream recovers the panic and keeps only its text.
+// the context, so that the server finds the error even if upstream recovers the panic and keeps only the panic's text.
 func Fail(ctx context.Context, err error) {
 	kubestore.Unread(ctx, err)
 	panic(Unreadable{err})
@@ -70,7 +71,8 @@ func Catch(ctx context.Context, err *error) {
 	}
 }
 
-// Return is Catch for code without a request to answer: IsUnreadable is true of the error. It must be deferred.
+// Return turns a lister's panic into an error, in code that has no request to answer. IsUnreadable is true of that
+// error. Return must be deferred.
 func Return(err *error) {
 	switch reason := recover().(type) {
 	case nil:
@@ -81,11 +83,12 @@ func Return(err *error) {
 	}
 }
 
-// IsUnreadable reports whether an error is that of a read which failed, rather than about the content that was read.
+// IsUnreadable reports whether an error says that a read failed. Errors about the content that was read are not such
+// errors.
 func IsUnreadable(err error) bool { return errors.As(err, &Unreadable{}) }
 
-// IsUndecodable reports whether the stored value of an object cannot be decoded. Reading it again will not help, unlike
-// a value that cannot be decrypted, for which the next try may succeed.
+// IsUndecodable reports whether the stored value of an object cannot be decoded. Reading such a value again does not
+// help. A value that cannot be decrypted is different: the next try may succeed.
 func IsUndecodable(err error) bool {
 	undecodable := (*undecodableError)(nil)
 	return errors.As(err, &undecodable)
@@ -95,11 +98,11 @@ type undecodableError struct{ error }
 
 func (e *undecodableError) Unwrap() error { return e.error }
 
-// leftOut counts how often a list left out an object.
+// leftOut counts the objects that were left out of lists.
 var leftOut = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "logplane_apiserver_rows_left_out_total",
 	Help: "Times an object that cannot be decoded was left out of what authorization, discovery or OpenAPI read.",
 })
 
-// Collectors are this package's metrics, for the process to register.
+// Collectors returns this package's metrics, for the process to register.
 func Collectors() []prometheus.Collector { return []prometheus.Collector{leftOut} }

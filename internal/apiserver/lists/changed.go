@@ -15,8 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// Upstream's handler turns a list into a Table or a list of metadata with functions that are not exported. The
-// functions below do the same to the items of one piece.
+// Upstream's handler turns a list into a Table or a list of metadata, with functions that are not exported. The
+// functions below do this work for the items of one chunk.
 
 func metadataOf(list runtime.Object, version schema.GroupVersion) (runtime.Object, error) {
 	items := make([]metav1.PartialObjectMetadata, 0, meta.LenList(list))
@@ -43,8 +43,8 @@ func metadata(object runtime.Object, version schema.GroupVersion) (*metav1.Parti
 	return partial, nil
 }
 
-// tables returns a function that makes a Table of a list, nil if the request will not be answered with one. The Table
-// has no headers, since the handler's answer has them.
+// tables returns a function that makes a Table of a list, nil if the answer to the request is not a Table. The Table
+// has no headers, since the handler's answer has the headers.
 func (k Kind) tables(r *http.Request, version schema.GroupVersion) func(context.Context, runtime.Object) (runtime.Object, error) {
 	options := &metav1.TableOptions{}
 	err := metainternalversionscheme.ParameterCodec.DecodeParameters(r.URL.Query(), metav1.SchemeGroupVersion, options)
@@ -65,7 +65,7 @@ func (k Kind) tables(r *http.Request, version schema.GroupVersion) func(context.
 	}
 }
 
-// include replaces a row's object by the part of it that the client wants.
+// include replaces a row's object by the part of the object that the client wants.
 func (k Kind) include(of *runtime.RawExtension, policy metav1.IncludeObjectPolicy, version schema.GroupVersion) error {
 	marked, err := storage.HasInitialEventsEndBookmarkAnnotation(of.Object)
 	switch {

@@ -14,7 +14,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// WantsCSV says that a get or a list asks for comma-separated values before anything else that is served (row 52).
+// WantsCSV says that a get or a list prefers comma-separated values to all other formats that are served (row 52).
 func WantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
 	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" {
 		return false
@@ -56,7 +56,7 @@ func ServeCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 		table.CloseWithError(failed)
 		err := <-converted // after serveCSV returns, nobody may write
 		if failed == nil && err != nil && a.code == http.StatusOK && client.gone == nil {
-			panic(http.ErrAbortHandler) // so that the client does not take a part for the whole answer
+			panic(http.ErrAbortHandler) // so that the client does not take a part of the answer for the whole answer
 		}
 	}()
 	h.ServeHTTP(a, asked)
@@ -79,7 +79,7 @@ func (c *csvClient) Write(p []byte) (int, error) {
 }
 
 // csvAnswer receives the handler's answer. It sends a Table to convertTable and any other answer to the client. The
-// handler cannot flush it, since convertTable writes to the client.
+// handler cannot flush the answer, since convertTable writes to the client.
 type csvAnswer struct {
 	http.ResponseWriter
 	table *io.PipeWriter
@@ -174,7 +174,7 @@ func convertRows(table *json.Decoder, rows *csvRows) error {
 	return err
 }
 
-// csvRows writes rows that end with CRLF. encoding/csv can do that too, but then it also changes line ends inside
+// csvRows writes rows that end with CRLF. encoding/csv can write CRLF too, but then it also changes line ends inside
 // cells.
 type csvRows struct {
 	to     io.Writer

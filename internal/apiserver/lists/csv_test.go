@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// If a table breaks off, so does the answer. Nobody writes to a client after the handler has returned.
+// TestBrokenCSV: if a Table breaks off, the answer breaks off, too. Nobody writes to a client after the handler has
+// returned.
 func TestBrokenCSV(t *testing.T) {
 	const begun = `{"kind":"Table","columnDefinitions":[{"name":"A"}],"rows":[{"cells":["`
 	for _, c := range []struct {

@@ -10,30 +10,15 @@ import (
 	"github.com/klauspost/compress/flate"
 )
 
-// level is the fastest level. The next levels take half as long again to save a few per cent.
+// level is the fastest level. The next levels take half as much time again and save a few per cent.
 const level = flate.BestSpeed
 
-// packed is a compressed part, which can be joined with other parts of its encoding in any order. In gzip it is a part
-// of a stream of RFC 1951 that ends at a byte boundary and does not refer to earlier parts. In zstd it is a frame.
+// packed is a compressed part, which can be joined with other parts in any order. It is a part of a stream of RFC 1951,
+// ends at a byte boundary, and does not refer to earlier parts.
 type packed struct {
-	encoding encoding
-	bytes    []byte
-	length   int    // of what was compressed
-	crc      uint32 // of what was compressed, for gzip
-}
-
-func pack(e encoding, plain []byte) *packed {
-	if e == byZstd {
-		return frame(plain)
-	}
-	return deflate(plain)
-}
-
-func (p *packed) unpack() ([]byte, error) {
-	if p.encoding == byZstd {
-		return unframer().DecodeAll(p.bytes, make([]byte, 0, p.length))
-	}
-	return p.inflate()
+	bytes  []byte
+	length int    // of the uncompressed bytes
+	crc    uint32 // of the uncompressed bytes
 }
 
 type deflater struct {
@@ -53,7 +38,7 @@ func deflate(plain []byte) *packed {
 	d.Reset(&d.out)
 	_, _ = d.Write(plain) // a buffer takes everything
 	_ = d.Flush()
-	return &packed{byGzip, bytes.Clone(d.out.Bytes()), len(plain), crc32.ChecksumIEEE(plain)}
+	return &packed{bytes.Clone(d.out.Bytes()), len(plain), crc32.ChecksumIEEE(plain)}
 }
 
 var inflaters = sync.Pool{New: func() any { return flate.NewReader(nil) }}
@@ -69,7 +54,7 @@ func (p *packed) inflate() ([]byte, error) {
 	return plain, err
 }
 
-// gzipHeader is the header of RFC 1952, without a name or a time. lastBlock is an empty stored block that ends the
+// gzipHeader is the header of RFC 1952, without a name or a time. lastBlock is an empty stored block, which ends the
 // stream.
 var (
 	gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}
@@ -125,8 +110,8 @@ func (j *joiner) end() error {
 }
 
 // combine returns the checksum of two parts together, from their checksums and the length of the second part in bytes.
-// Go's library has no such function. Like zlib, it multiplies the first checksum by x^(8·length) modulo the polynomial,
-// in the reflected form.
+// Go's library has no such function. Like zlib, combine multiplies the first checksum by x^(8·length) modulo the
+// polynomial, in the reflected form.
 func combine(first, second uint32, length int) uint32 {
 	power := uint32(1) << 31 // x^0
 	for n, k := uint(length), 3; n > 0; n, k = n>>1, k+1 {

@@ -1,9 +1,9 @@
-// Package lists answers lists from encoded pieces that are kept (kubestore.Pieces), and compresses answers.
+// Package lists answers lists from encoded chunks that are kept (kubestore.Chunks), and compresses answers.
 //
-// Upstream's handler serves the list as usual: options, validation, errors, headers, metadata. But its store (Store)
-// gives the handler a list without items, and this package splices the encoded items into the handler's answer.
-// Upstream's own encoder makes each piece from a list with only that piece's items, so the answer is the one that
-// upstream would give, byte for byte. Pieces of a Table are not kept, because a Table shows the objects' ages.
+// Upstream's handler serves the list as usual: options, validation, errors, headers, metadata. But the handler's store
+// (Store) gives the handler a list without items, and this package splices the encoded items into the handler's answer.
+// Upstream's own encoder makes each chunk from a list with only that chunk's items, so the answer is the same as
+// upstream's answer, byte for byte. Chunks of a Table are not kept, because a Table shows the objects' ages.
 package lists
 
 import (
@@ -22,7 +22,6 @@ import (
 	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/s2"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -45,13 +44,13 @@ type Kind struct {
 	Resource schema.GroupResource
 	// Version that the request asks for.
 	Version schema.GroupVersion
-	// Serializer is the one from which upstream's handler negotiates the encoding. It is nil for a kind whose lists are
-	// not made of pieces.
+	// Serializer is the serializer from which upstream's handler negotiates the encoding. It is nil for a kind whose
+	// lists are not made of chunks.
 	Serializer runtime.NegotiatedSerializer
-	// Decorate adds the fields that are not stored to the items of a list, as upstream's store does when it reads. It
-	// is nil if there are none.
+	// Decorate adds the fields that are not stored to the items of a list, as upstream's store does when it reads.
+	// Decorate is nil if there are no such fields.
 	Decorate func(list runtime.Object)
-	// Convertor converts objects to the version. It is nil if they already have it.
+	// Convertor converts objects to Version. It is nil if the objects already have that version.
 	Convertor runtime.ObjectConvertor
 	// Tables returns the convertor to Tables, for the context in which the store answers. It is nil for a kind without
 	// Tables.
@@ -61,22 +60,22 @@ type Kind struct {
 	Verbatim func(ctx context.Context, mediaType string) kubestore.Append
 }
 
-// Serve lets the handler answer a list. fail answers with an error.
+// Serve lets the handler answer a list. Serve calls fail to answer with an error.
 func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
-	a := &answer{ResponseWriter: w, encoding: wanted(r)}
-	if a.encoding != identity { // upstream would compress with the standard library, at twice the cost
+	a := &answer{ResponseWriter: w, gzip: acceptsGzip(r)}
+	if a.gzip { // upstream would compress with the standard library, at twice the cost
 		r = r.WithContext(r.Context())
 		r.Header = r.Header.Clone()
 		r.Header.Del("Accept-Encoding")
 	}
 	if local(r) {
-		a.encoding = identity
+		a.gzip = false
 	}
 	asked := r
-	if made := kind.maker(r, a.encoding); made != nil {
-		a.pieces, a.form = &made.Pieces, made.form
-		defer a.pieces.Close()
-		asked = r.WithContext(context.WithValue(r.Context(), askedKey{}, a.pieces))
+	if made := kind.maker(r, a.gzip); made != nil {
+		a.chunks, a.encoding = &made.Chunks, made.encoding
+		defer a.chunks.Close()
+		asked = r.WithContext(context.WithValue(r.Context(), askedKey{}, a.chunks))
 	}
 	h.ServeHTTP(responsewriter.WrapForHTTP1Or2(a), asked)
 	if !a.held {
@@ -87,10 +86,10 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 	switch {
 	case err == nil:
 	case a.begun:
-		panic(http.ErrAbortHandler) // the client must not take this for the whole list
+		panic(http.ErrAbortHandler) // the client must not take this part for the whole list
 	case errors.Is(err, errShape): // upstream encodes lists in a way that is unknown here
-		slog.ErrorContext(r.Context(), "a list could not be made of pieces, and is encoded as a whole", "error", err)
-		a.pieces, a.held = nil, false
+		slog.ErrorContext(r.Context(), "a list could not be made of chunks, and is encoded as a whole", "error", err)
+		a.chunks, a.held = nil, false
 		a.body.Reset()
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(a), r)
 		a.end()
@@ -102,25 +101,25 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 // errShape says that a list does not look as expected.
 var errShape = errors.New("unexpected encoding of a list")
 
-// maker makes the pieces of one list, several at the same time.
+// maker makes the chunks of one list, several at the same time.
 type maker struct {
-	kubestore.Pieces
-	form form
+	kubestore.Chunks
+	encoding encoding
 	// decorate is Kind.Decorate.
 	decorate func(runtime.Object)
 	// changed makes the object that is encoded in place of a list. It is nil if the list itself is encoded.
 	changed func(context.Context, runtime.Object) (runtime.Object, error)
-	encoder func() runtime.Encoder // made with the first piece
+	encoder func() runtime.Encoder // made with the first chunk
 
 	emptied  sync.Once
 	empty    []byte // an encoded list without items
 	emptyErr error
 }
 
-// buffers has the buffers in which pieces are encoded.
+// buffers has the buffers in which chunks are encoded.
 var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// mostBuffered is the largest size of a buffer that is used again. Most pieces have at most 256 KiB.
+// mostBuffered is the largest size of a buffer that is used again. Most chunks have at most 256 KiB.
 const mostBuffered = 1 << 20
 
 func buffer() (b *bytes.Buffer, done func()) {
@@ -134,7 +133,7 @@ func buffer() (b *bytes.Buffer, done func()) {
 }
 
 // maker returns nil if the list must be encoded as a whole.
-func (k Kind) maker(r *http.Request, encoding encoding) *maker {
+func (k Kind) maker(r *http.Request, gzip bool) *maker {
 	if k.Serializer == nil {
 		return nil
 	}
@@ -153,7 +152,7 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 		switch to.Kind {
 		case "PartialObjectMetadataList":
 			if version == metav1beta1.SchemeGroupVersion && chosen.MediaType == runtime.ContentTypeProtobuf {
-				return nil // its items come before its metadata
+				return nil // the list's items come before its metadata
 			}
 			m.changed = func(_ context.Context, list runtime.Object) (runtime.Object, error) { return metadataOf(list, version) }
 		case "Table":
@@ -164,26 +163,26 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 		}
 	}
 	pretty := chosen.Serializer == chosen.PrettySerializer
-	m.form = formOf(chosen.MediaType, pretty, key)
-	if m.form == nil || chosen.Serializer == nil {
+	m.encoding = encodingOf(chosen.MediaType, pretty, key)
+	if m.encoding == nil || chosen.Serializer == nil {
 		return nil
 	}
-	m.Resource, m.Sized = k.Resource, m.form.sized()
-	m.Form = fmt.Sprintf("%s %t %v %s %s", chosen.MediaType, pretty, wanted.Convert, k.Version, encoding)
+	m.Resource, m.Sized = k.Resource, m.encoding.sized()
+	m.Encoding = fmt.Sprintf("%s %t %v %s %t", chosen.MediaType, pretty, wanted.Convert, k.Version, gzip)
 	m.encoder = sync.OnceValue(func() runtime.Encoder { return serializer.EncoderForVersion(chosen.Serializer, version) })
-	m.Encode = func(ctx context.Context, list runtime.Object, large bool) (kubestore.Piece, error) {
-		return m.make(ctx, list, large, encoding)
+	m.Encode = func(ctx context.Context, list runtime.Object, large bool) (kubestore.Chunk, error) {
+		return m.make(ctx, list, large, gzip)
 	}
 	if k.Verbatim != nil && wanted.Convert == nil && !pretty {
-		m.Verbatim = func(ctx context.Context, items []projection.Row, large bool) kubestore.Piece {
-			return verbatim(k.Verbatim(ctx, chosen.MediaType), items, m.form.separator(), large, encoding)
+		m.Verbatim = func(ctx context.Context, items []projection.Row, large bool) kubestore.Chunk {
+			return verbatim(k.Verbatim(ctx, chosen.MediaType), items, m.encoding.separator(), large, gzip)
 		}
 	}
 	return m
 }
 
 // anyTransform allows any transformation, but Tables only in JSON and YAML, as upstream does. A list in a
-// representation that is unknown here is not made of pieces.
+// representation that is unknown here is not made of chunks.
 type anyTransform struct{}
 
 func (anyTransform) AllowsMediaTypeTransform(_, subtype string, to *schema.GroupVersionKind) bool {
@@ -192,9 +191,9 @@ func (anyTransform) AllowsMediaTypeTransform(_, subtype string, to *schema.Group
 func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
-func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (kubestore.Piece, error) {
+func (m *maker) make(ctx context.Context, list runtime.Object, large, gzip bool) (kubestore.Chunk, error) {
 	m.emptied.Do(func() {
-		m.emptyErr = errShape // for the other pieces, if this panics
+		m.emptyErr = errShape // for the other chunks, if this panics
 		m.empty, m.emptyErr = m.encodeEmpty(ctx, list)
 	})
 	if m.emptyErr != nil {
@@ -205,11 +204,11 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 	if err := m.encode(ctx, list, encoded); err != nil {
 		return nil, err
 	}
-	items, err := m.form.items(encoded.Bytes(), m.empty)
+	items, err := m.encoding.items(encoded.Bytes(), m.empty)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
-	return newPiece(meta.LenList(list), items, large, encoding), nil
+	return newChunk(meta.LenList(list), items, large, gzip), nil
 }
 
 // encodeEmpty encodes a list of the same type without items.
@@ -226,8 +225,8 @@ func (m *maker) encodeEmpty(ctx context.Context, list runtime.Object) ([]byte, e
 	return encoded.Bytes(), err
 }
 
-// verbatim makes a piece of items that are encoded as stored. It returns nil if any of the items must be decoded.
-func verbatim(add kubestore.Append, items []projection.Row, separator []byte, large bool, encoding encoding) kubestore.Piece {
+// verbatim makes a chunk of items that are encoded as stored. It returns nil if any of the items must be decoded.
+func verbatim(add kubestore.Append, items []projection.Row, separator []byte, large, gzip bool) kubestore.Chunk {
 	if add == nil {
 		return nil
 	}
@@ -237,18 +236,18 @@ func verbatim(add kubestore.Append, items []projection.Row, separator []byte, la
 	if encoded == nil {
 		return nil
 	}
-	b.Write(encoded) // so that the buffer keeps the room for its next user
-	return newPiece(len(items), encoded, large, encoding)
+	b.Write(encoded) // so that the buffer keeps the room for the next use
+	return newChunk(len(items), encoded, large, gzip)
 }
 
-// newPiece makes a piece of encoded items. It copies them.
-func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
-	p := &piece{count: count, length: len(items), encoding: encoding}
-	if large && encoding != identity {
-		p.packed.Store(pack(encoding, items))
+// newChunk makes a chunk of a copy of encoded items.
+func newChunk(count int, items []byte, large, gzip bool) *chunk {
+	p := &chunk{count: count, length: len(items)}
+	if large && gzip {
+		p.packed.Store(deflate(items))
 	} else {
 		p.kept = bytes.Clone(items)
-		if encoding != identity {
+		if gzip {
 			p.spare = len(items) / 4
 		}
 	}
@@ -269,84 +268,43 @@ func (m *maker) encode(ctx context.Context, list runtime.Object, to *bytes.Buffe
 	return m.encoder().Encode(list, to)
 }
 
-// piece has its items plain (kept) or compressed (packed), or both if it was plain and is later needed compressed.
-type piece struct {
+// chunk has its items plain (kept) or compressed (packed), or both if a request has needed a plain chunk compressed.
+type chunk struct {
 	count  int // of items
 	length int // of the items
-	// kept has the encoded items, or a shorter block of S2 that holds them.
-	kept []byte
-	// spare is how many bytes packed may take besides kept. It counts from the beginning, because the cache asks for a
-	// piece's size only once.
-	spare    int
-	encoding encoding
-	packed   atomic.Pointer[packed]
-	// tried says that Denser has already tried to make kept shorter.
-	tried atomic.Bool
+	kept   []byte
+	// spare is how many bytes packed may take besides kept. Spare bytes count from the beginning, because the cache
+	// asks for a chunk's size only once.
+	spare  int
+	packed atomic.Pointer[packed]
 }
 
-func (p *piece) isDense() bool { return p.kept != nil && len(p.kept) < p.length }
-
-// worthDense is the size in bytes from which Denser compresses kept items, if that halves them. Small lists are asked
-// for often.
-const worthDense = 16 << 10
-
-// Denser implements kubestore.Piece.
-func (p *piece) Denser() kubestore.Piece {
-	if len(p.kept) < worthDense || p.tried.Swap(true) {
-		return nil
-	}
-	short := s2.EncodeBetter(nil, p.kept)
-	if len(short) > len(p.kept)/2 {
-		return nil
-	}
-	d := &piece{count: p.count, length: p.length, kept: bytes.Clone(short), spare: p.spare, encoding: p.encoding}
-	d.packed.Store(p.packed.Load())
-	d.tried.Store(true)
-	return d
-}
-
-// Bytes implements kubestore.Piece.
-func (p *piece) Bytes() int {
+// Bytes implements kubestore.Chunk.
+func (p *chunk) Bytes() int {
 	if p.kept == nil {
 		return len(p.packed.Load().bytes)
 	}
 	return len(p.kept) + p.spare
 }
 
-// Size implements kubestore.Piece.
-func (p *piece) Size() (count, length int) { return p.count, p.length }
+// Size implements kubestore.Chunk.
+func (p *chunk) Size() (count, length int) { return p.count, p.length }
 
-func (p *piece) compressed() (*packed, error) {
+func (p *chunk) compressed() *packed {
 	c := p.packed.Load()
 	if c == nil {
-		plain, err := p.plain(nil)
-		if err != nil {
-			return nil, err
-		}
-		c = pack(p.encoding, plain)
+		c = deflate(p.kept)
 		if len(c.bytes) <= p.spare {
 			p.packed.Store(c)
 		}
 	}
-	return c, nil
+	return c
 }
 
-// addTo calls add with the compressed piece.
-func (p *piece) addTo(add func(*packed) error) error {
-	c, err := p.compressed()
-	if err != nil {
-		return err
-	}
-	return add(c)
-}
-
-// plain returns the encoded items. It may use room for them.
-func (p *piece) plain(room []byte) ([]byte, error) {
-	switch {
-	case p.kept == nil:
-		return p.packed.Load().unpack()
-	case p.isDense():
-		return s2.Decode(room, p.kept)
+// plain returns the encoded items.
+func (p *chunk) plain() ([]byte, error) {
+	if p.kept == nil {
+		return p.packed.Load().inflate()
 	}
 	return p.kept, nil
 }
@@ -354,27 +312,17 @@ func (p *piece) plain(room []byte) ([]byte, error) {
 // large is the size above which a list is compressed, in bytes. The figure is upstream's.
 const large = 128 << 10
 
-// encoding is an answer's Content-Encoding.
-type encoding string
-
-const (
-	identity encoding = ""
-	byGzip   encoding = "gzip"
-	byZstd   encoding = "zstd"
-)
-
-// wanted returns the first encoding known here that the client names without a weight. Upstream reads the header in the
-// same way, but knows only gzip.
-func wanted(r *http.Request) encoding {
+// acceptsGzip says that the client accepts gzip without a weight. Upstream reads the header in the same way.
+func acceptsGzip(r *http.Request) bool {
 	if !utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression) {
-		return identity
+		return false
 	}
 	for _, accepted := range strings.Split(r.Header.Get("Accept-Encoding"), ",") {
-		if e := encoding(strings.TrimSpace(accepted)); e == byGzip || e == byZstd {
-			return e
+		if strings.TrimSpace(accepted) == "gzip" {
+			return true
 		}
 	}
-	return identity
+	return false
 }
 
 // local says that the client is on this machine, where compression costs both sides more than it saves. A request that
@@ -392,52 +340,43 @@ func local(r *http.Request) bool {
 // answer is the ResponseWriter that the handler writes to. It is not safe for concurrent use.
 type answer struct {
 	http.ResponseWriter
-	pieces *kubestore.Pieces
-	form   form
-	// encoding is the encoding of the answer if it is large.
+	chunks   *kubestore.Chunks
 	encoding encoding
+	// gzip says that the answer is compressed if it is large.
+	gzip bool
 
 	code int
-	// held says that body holds a list without items, until these are spliced in. Otherwise body holds the beginning of
-	// the answer, until it is known to be large.
+	// held says that body holds a list without items, until the items are spliced in. Otherwise body holds the
+	// beginning of the answer, until the answer is known to be large.
 	held  bool
 	body  bytes.Buffer
 	begun bool
-	out   compressor
-}
-
-// compressor compresses an answer that is not made of pieces.
-type compressor interface {
-	io.WriteCloser
-	Reset(io.Writer)
+	out   *gzip.Writer // compresses an answer that is not made of chunks
 }
 
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answer) WriteHeader(code int) {
 	a.code = code
-	a.held = a.pieces != nil && a.pieces.Given() && code == http.StatusOK
+	a.held = a.chunks != nil && a.chunks.Given() && code == http.StatusOK
 }
 
-var compressors = map[encoding]*sync.Pool{
-	byGzip: {New: func() any {
-		w, _ := gzip.NewWriterLevel(nil, level) // fails only for an unknown level
-		return w
-	}},
-	byZstd: &framers,
-}
+var compressors = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, level) // fails only for an unknown level
+	return w
+}}
 
 func (a *answer) Write(p []byte) (int, error) {
 	switch {
 	case a.code == 0:
 		a.WriteHeader(http.StatusOK)
 		return a.Write(p)
-	case a.held || a.encoding != identity && !a.begun && a.body.Len()+len(p) <= large:
+	case a.held || a.gzip && !a.begun && a.body.Len()+len(p) <= large:
 		return a.body.Write(p)
 	case !a.begun:
-		a.begin(a.encoding)
-		if a.encoding != identity {
-			a.out = compressors[a.encoding].Get().(compressor)
+		a.begin(a.gzip)
+		if a.gzip {
+			a.out = compressors.Get().(*gzip.Writer)
 			a.out.Reset(a.ResponseWriter)
 		}
 		if _, err := a.write(a.body.Bytes()); err != nil {
@@ -454,50 +393,42 @@ func (a *answer) write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-func (a *answer) begin(e encoding) {
-	if e != identity {
-		a.Header().Set("Content-Encoding", string(e))
+func (a *answer) begin(compressed bool) {
+	if compressed {
+		a.Header().Set("Content-Encoding", "gzip")
 		a.Header().Add("Vary", "Accept-Encoding")
 	}
 	a.begun = true
 	a.ResponseWriter.WriteHeader(a.code)
 }
 
-// end ends an answer without pieces.
+// end ends an answer without chunks.
 func (a *answer) end() {
 	switch {
 	case a.out != nil:
 		_ = a.out.Close() // the client is gone
 		a.out.Reset(nil)
-		compressors[a.encoding].Put(a.out)
+		compressors.Put(a.out)
 	case !a.begun && a.code != 0:
-		a.begin(identity)
+		a.begin(false)
 		_, _ = a.ResponseWriter.Write(a.body.Bytes())
 	}
 }
 
-// splice writes the list with its items. After an error, if the answer has not begun, the caller can still write
-// another.
+// splice writes the list with its items. After an error, the caller can write another answer if this answer has not
+// begun.
 func (a *answer) splice() error {
-	count, total := a.pieces.Size()
-	before, after, err := a.form.split(a.body.Bytes(), count, total)
+	count, total := a.chunks.Size()
+	before, after, err := a.encoding.split(a.body.Bytes(), count, total)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errShape, err)
 	}
 	buffered := bufio.NewWriterSize(a.ResponseWriter, 64<<10)
-	used := a.encoding
-	if total+a.body.Len() <= large {
-		used = identity
-	}
-	a.begin(used)
-	var to sink
-	switch used {
-	case byGzip:
+	compressed := a.gzip && total+a.body.Len() > large
+	a.begin(compressed)
+	var to sink = plainSink{buffered}
+	if compressed {
 		to, err = newJoiner(buffered)
-	case byZstd:
-		to = frames{buffered}
-	default:
-		to = &plainSink{Writer: buffered}
 	}
 	if err == nil {
 		err = a.spliceTo(to, before, after)
@@ -506,15 +437,15 @@ func (a *answer) splice() error {
 		err = buffered.Flush()
 	}
 	if _, gone := buffered.Write(nil); gone != nil {
-		return nil // the client is gone, and if not, the broken connection tells it that the rest is missing
+		return nil // the client is gone, or the broken connection tells the client that the rest is missing
 	}
 	return err
 }
 
-// sink writes pieces in one encoding.
+// sink writes chunks, plain or compressed.
 type sink interface {
 	store(plain []byte) error
-	piece(*piece) error
+	chunk(*chunk) error
 	end() error
 }
 
@@ -523,20 +454,20 @@ func (a *answer) spliceTo(to sink, before, after []byte) error {
 		return err
 	}
 	separator, sent := []byte(nil), 0
-	for p, err := range a.pieces.All() {
+	for p, err := range a.chunks.All() {
 		if err == nil {
 			err = to.store(separator)
 		}
 		if err == nil {
-			err = to.piece(p.(*piece))
+			err = to.chunk(p.(*chunk))
 		}
 		if err != nil {
 			return err
 		}
-		separator = a.form.separator()
-		sent += p.(*piece).length
+		separator = a.encoding.separator()
+		sent += p.(*chunk).length
 	}
-	if _, length := a.pieces.Size(); a.form.sized() && sent != length {
+	if _, length := a.chunks.Size(); a.encoding.sized() && sent != length {
 		return fmt.Errorf("a list of %d bytes had %d when it was read again", length, sent)
 	}
 	if err := to.store(after); err != nil {
@@ -545,28 +476,23 @@ func (a *answer) spliceTo(to sink, before, after []byte) error {
 	return to.end()
 }
 
-type plainSink struct {
-	io.Writer
-	room []byte // for the items of dense pieces
-}
+type plainSink struct{ io.Writer }
 
-func (s *plainSink) store(plain []byte) error {
+func (s plainSink) store(plain []byte) error {
 	_, err := s.Write(plain)
 	return err
 }
 
-func (s *plainSink) piece(p *piece) error {
-	if p.isDense() && len(s.room) < p.length {
-		s.room = make([]byte, 2*p.length) // the next pieces may be larger
-	}
-	plain, err := p.plain(s.room)
+func (s plainSink) chunk(p *chunk) error {
+	plain, err := p.plain()
 	if err != nil {
 		return err
 	}
 	return s.store(plain)
 }
 
-func (*plainSink) end() error { return nil }
+func (plainSink) end() error { return nil }
 
-// piece adds a compressed piece.
-func (j *joiner) piece(p *piece) error { return p.addTo(j.add) }
+func (j *joiner) chunk(p *chunk) error {
+	return j.add(p.compressed())
+}

@@ -9,28 +9,28 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// askedKey is that of the pieces in which a request wants its list: upstream's registries are between Serve and the
-// store, and know nothing of pieces.
+// askedKey is the context key of the chunks in which a request wants its list. Upstream's registries are between Serve
+// and the store, and know nothing of chunks.
 type askedKey struct{}
 
-// store is what registries list from.
+// store is the store from which registries read lists.
 type store struct {
 	storage.Interface
-	pieced kubestore.Pieced
+	chunkLister kubestore.ChunkLister
 }
 
-// Store lets requests that Serve serves have the lists of a store in pieces.
+// Store wraps a store so that its lists come in chunks, for requests that Serve serves.
 func Store(of storage.Interface) storage.Interface {
-	if pieced, ok := of.(kubestore.Pieced); ok {
-		return store{of, pieced}
+	if chunkLister, ok := of.(kubestore.ChunkLister); ok {
+		return store{of, chunkLister}
 	}
 	return of
 }
 
-// GetList implements storage.Interface. It leaves the list empty if its items come in pieces.
+// GetList implements storage.Interface. It leaves the list empty if its items come in chunks.
 func (s store) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
-	if p, ok := ctx.Value(askedKey{}).(*kubestore.Pieces); ok {
-		if given, err := s.pieced.ListPieces(ctx, key, opts, list, p); given || err != nil {
+	if p, ok := ctx.Value(askedKey{}).(*kubestore.Chunks); ok {
+		if given, err := s.chunkLister.ListChunks(ctx, key, opts, list, p); given || err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,5 @@
-// Package loopback is a client of the server in its own process. Its requests never leave the process. They are marked
-// in their context, which no header can do, and pass every filter.
+// Package loopback is a client of the server in its own process. Its requests never leave the process. Each request has
+// a mark in its context, which no header can forge, and goes through every filter.
 package loopback
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// New configures a client of the server that h is. It needs no credentials, which could leak.
+// New configures a client of the server h. The client needs no credentials, which could leak.
 func New(h http.Handler) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
@@ -33,11 +33,11 @@ func New(h http.Handler) *rest.Config {
 	}
 }
 
-// As sends requests of one user to the server. Those of the server itself, which a part of Logplane sends in the place
-// of a controller, are that controller's (kubestore.WithController).
+// As returns a transport that sends requests of one user to the server. If a part of Logplane sends a request in the
+// place of a controller, the user is that controller (kubestore.WithController).
 func As(server http.Handler, user user.Info) http.RoundTripper { return client{server, user} }
 
-// client is what As returns.
+// client is the transport that As returns.
 type client struct {
 	server http.Handler
 	user   user.Info
@@ -69,7 +69,7 @@ func (l client) RoundTrip(r *http.Request) (response *http.Response, err error) 
 		return nil, errors.New("the loopback client does not watch")
 	}
 	as := l.user
-	// Requests that are sent to serve a controller's request are not the controller's own.
+	// Requests that are sent to serve a controller's request are not requests of the controller itself.
 	if name := kubestore.ControllerOf(r.Context()); name != "" && !Is(r.Context()) {
 		as = controller(name)
 	}
@@ -104,5 +104,5 @@ var Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authentica
 	return &authenticator.Response{User: as}, true, nil
 })
 
-// Is says that the request in whose context it is asked came through the loopback.
+// Is reports whether the request that has this context came through the loopback.
 func Is(ctx context.Context) bool { return ctx.Value(key{}) != nil }

@@ -1,8 +1,8 @@
 // Package namespaces ties objects to the life of their namespace.
 //
-// Upstream checks at the beginning of a create that the namespace exists, and controllers later give a new namespace
-// its account and its certificate. Here the check is repeated on the view from which the create is computed, and the
-// objects that every namespace has are written in the namespace's own atomic batch.
+// Upstream checks at the beginning of a create that the namespace exists, and upstream's controllers later give a new
+// namespace its account and its certificate. Here the check is repeated on the view from which the create is computed,
+// and the objects that every namespace has are written in the namespace's own atomic batch.
 package namespaces
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// DefaultAccount is the ServiceAccount that every namespace has, and RootCA the ConfigMap.
+// DefaultAccount is the ServiceAccount that every namespace has, and RootCA is the ConfigMap that every namespace has.
 const (
 	DefaultAccount = "default"
 	RootCA         = rootcacertpublisher.RootCACertConfigMapName
@@ -37,6 +37,8 @@ type Config struct {
 	// RootCA is the PEM of the authority that signs this API's certificate, for Pods to trust. If it is empty,
 	// namespaces get no ConfigMap.
 	RootCA []byte
+	// Bare namespaces get neither an account nor a certificate.
+	Bare bool
 }
 
 // Namespaces ties objects to their namespace. It is safe for concurrent use.
@@ -52,16 +54,18 @@ func New(c Config) *Namespaces {
 
 type emptyingKey struct{}
 
-// Emptying marks the context of requests that delete all content of a namespace. Those name the namespace only by its
-// name, and somebody may meanwhile have finished its deletion and made it again. With the context, a write in a
-// namespace is a conflict unless, in the view from which it is computed, the namespace has that uid and is terminating.
-// For an empty uid, the write is a conflict unless there is no such namespace.
+// Emptying marks the context of requests that delete all content of a namespace. These requests identify the namespace
+// only by its name, and somebody may meanwhile have finished the deletion of the namespace and made a new namespace of
+// that name. With the context, a write in a namespace is allowed only if the namespace has the given uid and is
+// terminating in the view from which the write is computed. For an empty uid, the write is allowed only if the view has
+// no such namespace. Any other write is a conflict.
 func Emptying(ctx context.Context, uid types.UID) context.Context {
 	return context.WithValue(ctx, emptyingKey{}, uid)
 }
 
 // checkEmptied returns the conflict that Emptying describes. The check is exact: objects in a namespace that was made
-// again were written after that view, so deleting them loses against those writes and is computed anew.
+// again were written after the view. So the deletion of such an object conflicts with the object's write and is
+// computed again.
 func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kubestore.Change) error {
 	uid, emptying := ctx.Value(emptyingKey{}).(types.UID)
 	if !emptying || c.Key.Namespace == "" {
@@ -78,9 +82,9 @@ func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kub
 	return apierrors.NewConflict(c.Resource(), c.Key.Name, fmt.Errorf("namespace '%s' is another one now", c.Key.Namespace))
 }
 
-// Beside refuses a create in a namespace that is missing or terminating. For a new namespace it returns the writes of
-// the objects that every namespace has.
-func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+// Alongside refuses a create in a namespace that is missing or terminating. For a new namespace it returns the writes
+// of the objects that every namespace has.
+func (n *Namespaces) Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	if err := n.checkEmptied(ctx, v, c); err != nil {
 		return nil, err
 	}
@@ -89,14 +93,14 @@ func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore
 		return nil, nil
 	case c.Key.Namespace != "":
 		return nil, n.check(ctx, v, c)
-	case c.Resource() == corev1.Resource("namespaces"):
+	case c.Resource() == corev1.Resource("namespaces") && !n.config.Bare:
 		return n.defaults(ctx, v, c.Key.Name)
 	}
 	return nil, nil
 }
 
-// check refuses a create in a namespace that is missing or terminating. If the namespace was so when the request began,
-// admission has already refused.
+// check refuses a create in a namespace that is missing or terminating. If the namespace was missing or terminating
+// when the request began, admission has already refused the request.
 func (n *Namespaces) check(ctx context.Context, v *projection.View, c kubestore.Change) error {
 	name := c.Key.Namespace
 	object, found, err := n.rows.GetAt(ctx, v, name)

@@ -1,11 +1,12 @@
-// Package nodes decides what nodes may do: read what their Pods use, report on themselves, and little else.
+// Package nodes decides which requests nodes may make. A node may read the objects that its Pods use, report on itself,
+// and do little else.
 //
 // Nouns. A node is a user 'system:node:NAME' in the group system:nodes. The graph, which is upstream's, says which
 // objects the Pods of each node use.
 //
 // Upstream fills the graph from informers, so it misses the newest Pods. Here a node's request first brings the graph
-// to the newest view: it goes through the events since the last such request, and reads the changed objects again. The
-// first request reads all Pods. A process that gets no requests from nodes has no graph.
+// to the newest view: the request goes through the events since the previous request of any node, and reads the changed
+// objects again. The first request reads all Pods. A process that gets no requests from nodes has no graph.
 package nodes
 
 import (
@@ -34,7 +35,7 @@ type Authorizer struct {
 
 	mu      sync.Mutex // guards the following fields, and the changed keys of the kinds
 	changes listers.Changes
-	// graph is nil until a node asks. upstream decides by it.
+	// graph is nil until the first request of a node. upstream decides by the graph.
 	graph    *node.Graph
 	upstream *node.NodeAuthorizer
 }
@@ -42,7 +43,7 @@ type Authorizer struct {
 // kind is one of the kinds of objects from which the graph is made.
 type kind struct {
 	*listers.Indexer
-	// put puts an object into the graph, drop removes one from it.
+	// put puts an object into the graph, drop removes an object from the graph.
 	put  func(g *node.Graph, object any)
 	drop func(g *node.Graph, namespace, name string)
 	// changed has the keys that must be read again.

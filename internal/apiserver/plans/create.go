@@ -10,11 +10,13 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -77,15 +79,15 @@ func isTokenOf(object *unstructured.Unstructured, k sides.Kind) bool {
 	return k.GroupResource() == secrets && of == string(corev1.SecretTypeServiceAccountToken)
 }
 
-// comesWithNamespace says that the control plane puts this object into every new namespace, also into one that a plan
-// makes.
+// comesWithNamespace says that the control plane puts this object into every new namespace, also into a namespace that
+// a plan makes.
 func comesWithNamespace(r history.Reference) bool {
 	of := r.GroupResource()
 	return of == serviceAccounts && r.Name == "default" || of == configMaps && r.Name == "kube-root-ca.crt"
 }
 
-// runsAgain says why an object must not be made again: it has finished, and would do its work twice. It is empty if the
-// object may be.
+// runsAgain says why an object must not be made again: the object has finished, and would do its work twice. The result
+// is empty if the object may be made again.
 func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	finished := false
 	switch k.GroupResource() {
@@ -105,8 +107,9 @@ func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	return "it had finished, and would run again"
 }
 
-// create makes an object as it was in its former life, and notes what it could not have again. It passes the new uid on
-// to objects that the object owns, and to a claim's volume. Another Service may have the addresses of a Service by now.
+// create makes an object as it was before its deletion, and notes the properties that the object could not get back. It
+// passes the new uid on to objects that the object owns, and to a claim's volume. The addresses of a deleted Service
+// may belong to another Service by now.
 func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstructured.Unstructured, done *history.PlanChange) error {
 	id := idOf(then)
 	notes, err := p.owners.adopt(ctx, wanted)
@@ -132,7 +135,7 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 		return err
 	}
 	if isTokenOf(then, k) {
-		notes = append(notes, "its token is a new one: whoever uses the old one needs it")
+		notes = append(notes, "its token is a new one: replace the old one where it is used")
 	}
 	note, err := p.rebind(ctx, k, then, made)
 	if note != "" {
@@ -142,8 +145,9 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 	return err
 }
 
-// giveBack gives the fields of an object that was made again back to their managers, except managers of the status,
-// which is lost. It writes in the same transaction, so creating and giving back are one event.
+// giveBack restores the managers of an object's fields after the object was made again. Managers of the status get no
+// fields back, because the status is lost. giveBack writes in the same transaction as create, so both writes are one
+// event.
 func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured,
 	done *history.PlanChange) (*unstructured.Unstructured, error) {
 	managed := slices.DeleteFunc(then.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Subresource != "" })
@@ -152,10 +156,10 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 	}
 	owned := made.DeepCopy()
 	owned.SetManagedFields(managed)
-	if k.GroupResource() == jobs { // the API labels the Pods with the new uid, and the Job only if it has no labels
+	if k.GroupResource() == jobs { // the API labels the Pods with the new uid, and labels the Job only if the Job has no labels
 		for _, label := range jobLabels {
 			if then.GetLabels()[label] == string(then.GetUID()) {
-				_ = unstructured.SetNestedField(owned.Object, string(made.GetUID()), "metadata", "labels", label) // its labels are texts
+				_ = unstructured.SetNestedField(owned.Object, string(made.GetUID()), "metadata", "labels", label) // the Job's labels are texts
 			}
 		}
 	}
@@ -169,8 +173,8 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 	return owned, err
 }
 
-// rebind writes the new uid of a claim that was made again into its volume. A volume is bound to a claim's uid, and a
-// claim whose volume is bound to another uid becomes Lost.
+// rebind writes the new uid of a claim that was made again into the claim's volume. A volume is bound to a claim's uid,
+// and a claim whose volume is bound to another uid becomes Lost.
 func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (string, error) {
 	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
 	if k.GroupResource() != claims || name == "" {
@@ -192,7 +196,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 	if apierrors.IsForbidden(err) {
 		return problem(err), nil
 	}
-	if err != nil || bound == nil { // if the volume is made again later, it is for any claim of that name
+	if err != nil || bound == nil { // a volume that is made again later is for any claim of that name
 		return "", err
 	}
 	of := func(field string) string {
@@ -205,7 +209,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 	case of("name") != made.GetName() || of("namespace") != made.GetNamespace():
 		return fmt.Sprintf("its volume '%s' is bound to claim '%s' in namespace '%s': until spec.claimRef of the volume is removed, this one is not bound",
 			name, of("name"), of("namespace")), nil
-	case of("uid") == "": // it is bound to any claim of the name
+	case of("uid") == "": // the volume is bound to any claim of the name
 		return "", nil
 	case of("uid") != string(then.GetUID()): // the uid of an earlier life of this claim, or of an unknown claim
 		was := func(v history.Version) bool { return v.Object.UID == of("uid") }
@@ -218,7 +222,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 			return problem(errors.New("this claim never was the one to which it is bound")), nil
 		}
 	}
-	// claimRef is an object, so this cannot fail.
+	// claimRef is an object, so setting its field cannot fail.
 	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid")
 	unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")
 	_, err = p.live.Objects(volume, "").Update(ctx, bound, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
@@ -228,7 +232,7 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 	return fmt.Sprintf("its volume '%s' is bound to it", name), err
 }
 
-// withoutAddress removes from a Service the address that an error is about, and says which that was.
+// withoutAddress removes the address that an error names from a Service, and returns the removed address.
 func withoutAddress(service *unstructured.Unstructured, problem string) string {
 	spec, _, _ := unstructured.NestedMap(service.Object, "spec")
 	had := ""
@@ -257,13 +261,13 @@ func withoutAddress(service *unstructured.Unstructured, problem string) string {
 	return had
 }
 
-// owners knows which owners exist now. An owner that is made again has a new uid. The objects that it owns must name
-// the new uid, or they would be collected as garbage.
+// owners knows which owners exist now. An owner that is made again has a new uid. The dependents of such an owner must
+// name the new uid. Otherwise the dependents would be collected as garbage.
 type owners struct {
 	live *sides.Side
 	// known has the uids of objects that exist, and "" for objects that do not.
 	known map[objectID]types.UID
-	// pending has the objects that the plan will make: they have no uid yet.
+	// pending has the objects that the plan will make. These objects have no uid yet.
 	pending map[objectID]bool
 }
 
@@ -272,7 +276,7 @@ func (o *owners) clone() *owners {
 }
 
 // adopt puts the owners' present uids into an object's owner references. It drops references to owners that do not
-// exist, and returns notes about those.
+// exist, and returns notes about the dropped references.
 func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) ([]string, error) {
 	var references []metav1.OwnerReference
 	var notes []string
@@ -299,7 +303,8 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 	return notes, nil
 }
 
-// find returns the uid that an owner has now, empty if there is no such object; later says that the plan will make it.
+// find returns the uid that an owner has now, empty if the owner does not exist; later says that the plan will make the
+// owner.
 func (o *owners) find(ctx context.Context, r metav1.OwnerReference, namespace string) (uid types.UID, later bool, err error) {
 	ids := ownerIDs(r, namespace)
 	for _, id := range ids {
@@ -329,4 +334,47 @@ func (o *owners) find(ctx context.Context, r metav1.OwnerReference, namespace st
 	}
 	o.known[id] = uid
 	return uid, false, nil
+}
+
+// kept are the fields of metadata that the server keeps for itself. No client can write them.
+var kept = []string{"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "deletionTimestamp",
+	"deletionGracePeriodSeconds"}
+
+// cleaned returns a copy of an object without the kept fields, and without its status if the status is a subresource.
+func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
+	out := object.DeepCopy()
+	for _, name := range kept {
+		unstructured.RemoveNestedField(out.Object, "metadata", name)
+	}
+	if k.GroupResource() == daemonSets { // the API counts the templates in this annotation
+		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", appsv1.DeprecatedTemplateGeneration)
+	}
+	if _, aggregated := out.Object["aggregationRule"].(map[string]any); aggregated && k.GroupResource() == clusterRoles {
+		delete(out.Object, "rules") // the API gathers the rules from other roles
+	}
+	if isTokenOf(out, k) { // the API issues the token, and an old token may have been revoked on purpose
+		unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
+	}
+	if k.HasStatus {
+		delete(out.Object, "status")
+	}
+	return out
+}
+
+// onto returns the wanted object as a new version of the live one: with the live object's kept fields and status.
+func onto(live *unstructured.Unstructured, wanted map[string]any, k sides.Kind) *unstructured.Unstructured {
+	out := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(wanted)}
+	for _, name := range kept {
+		if value, found, _ := unstructured.NestedFieldCopy(live.Object, "metadata", name); found {
+			_ = unstructured.SetNestedField(out.Object, value, "metadata", name) // metadata is an object
+		}
+	}
+	token, found, _ := unstructured.NestedFieldCopy(live.Object, "data", corev1.ServiceAccountTokenKey)
+	if found && isTokenOf(live, k) {
+		_ = unstructured.SetNestedField(out.Object, token, "data", corev1.ServiceAccountTokenKey) // data is an object
+	}
+	if status, found := live.Object["status"]; found && k.HasStatus {
+		out.Object["status"] = runtime.DeepCopyJSONValue(status)
+	}
+	return out
 }

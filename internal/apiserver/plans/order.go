@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// ranks orders the kinds: kinds that others need come first, kinds without a rank in the middle, and kinds that may
-// refuse or change the objects that are written come last.
+// ranks orders the kinds: kinds that other kinds need come first, and kinds whose objects may refuse or change later
+// writes come last. Kinds without a rank are in the middle.
 var ranks = map[schema.GroupResource]int{
 	{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}: 1,
 	{Resource: "namespaces"}:                                                               2,
@@ -53,7 +53,7 @@ func rankOf(k sides.Kind) int {
 	return rankOfNamespace
 }
 
-// objectID is what an owner reference finds an object by, beside its uid. An object that is made again keeps its
+// objectID identifies an object as an owner reference does, but without the uid. An object that is made again keeps its
 // objectID.
 type objectID struct{ group, kind, namespace, name string }
 
@@ -72,19 +72,20 @@ func ownerIDs(r metav1.OwnerReference, namespace string) []objectID {
 	return ids
 }
 
-// inOrder sorts the objects to write so that none comes before one that it needs: by rank, and owners before the
-// objects that they own.
-func inOrder[T any](all []T, kindOf func(T) sides.Kind, objectOf func(T) *unstructured.Unstructured) []T {
+// inOrder sorts the objects that a plan writes: by rank, and owners before the objects that they own. So each object
+// comes after the objects that it needs.
+func inOrder[T any](all []T, of func(T) (sides.Kind, *unstructured.Unstructured)) []T {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b T) int {
-		x, y := kindOf(a), kindOf(b)
-		first, second := objectOf(a), objectOf(b)
+		x, first := of(a)
+		y, second := of(b)
 		return cmp.Or(cmp.Compare(rankOf(x), rankOf(y)), cmp.Compare(x.Group, y.Group), cmp.Compare(x.Resource, y.Resource),
 			cmp.Compare(first.GetNamespace(), second.GetNamespace()), cmp.Compare(first.GetName(), second.GetName()))
 	})
 	places := map[objectID]int{}
 	for i, item := range all {
-		places[idOf(objectOf(item))] = i
+		_, object := of(item)
+		places[idOf(object)] = i
 	}
 	var out []T
 	visited := make([]bool, len(all))
@@ -94,7 +95,7 @@ func inOrder[T any](all []T, kindOf func(T) sides.Kind, objectOf func(T) *unstru
 			return // this also ends cycles of owners
 		}
 		visited[i] = true
-		object := objectOf(all[i])
+		_, object := of(all[i])
 		for _, r := range object.GetOwnerReferences() {
 			for _, id := range ownerIDs(r, object.GetNamespace()) {
 				if owner, ok := places[id]; ok {

@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// TestOrder: definitions come before their namespaces, roles before bindings, and owners before what they own though
-// their kind has a later rank. An object that owns itself does not make an endless loop.
+// TestOrder: definitions come before their namespaces, roles before bindings, and owners before the objects that they
+// own, even if the owner's kind has a later rank. An object that owns itself does not make an endless loop.
 func TestOrder(t *testing.T) {
 	type thing struct {
 		kind   sides.Kind
@@ -44,7 +44,7 @@ func TestOrder(t *testing.T) {
 		made("", "nodes", "Node", "n", false),
 		made("", "namespaces", "Namespace", "ns", false),
 		made("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "d", false),
-	}, func(x thing) sides.Kind { return x.kind }, func(x thing) *unstructured.Unstructured { return x.object })
+	}, func(x thing) (sides.Kind, *unstructured.Unstructured) { return x.kind, x.object })
 	var kinds []string
 	for _, x := range ordered {
 		kinds = append(kinds, x.object.GetKind())

@@ -1,9 +1,9 @@
 // Package plans serves plans of the group history.logplane.dev: the steps that undo changes, make a deleted object
-// again, or make everything as it was at a moment. It computes plans and carries them out.
+// again, or make everything as it was at a moment. The package computes plans and carries plans out.
 //
-// Nouns. A side is the API at one revision, or the API of now. A step is what a plan does to one object. A step is
-// computed from the object as clients see it, in the version in which it is stored, and is written with the object's
-// resourceVersion as the precondition.
+// Nouns. A side is the API at one revision, or the API of now. A step is the change of one object in a plan. A step is
+// computed from the object as clients see it, in the version in which the object is stored. It is written with the
+// object's resourceVersion as the precondition.
 //
 // All reads and writes are requests of the user who sends the plan, served in this process. Steps are written in
 // transactions, as many in each as fit. If a step is refused, the steps of its transaction are written one by one, and
@@ -27,10 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/warning"
 	client "k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
@@ -55,16 +53,11 @@ type Config struct {
 // Storage is the registry of plans, which are never stored.
 type Storage struct{ Config }
 
-// New implements rest.Storage.
-func (*Storage) New() runtime.Object { return &history.Plan{} }
+// Upstream requires these methods of every registry.
 
-// Destroy implements rest.Storage.
-func (*Storage) Destroy() {}
-
-// NamespaceScoped implements rest.Scoper.
-func (*Storage) NamespaceScoped() bool { return false }
-
-// GetSingularName implements rest.SingularNameProvider.
+func (*Storage) New() runtime.Object     { return &history.Plan{} }
+func (*Storage) Destroy()                {}
+func (*Storage) NamespaceScoped() bool   { return false }
 func (*Storage) GetSingularName() string { return "plan" }
 
 // planner makes and carries out the plan of one request.
@@ -75,34 +68,31 @@ type planner struct {
 	live      *sides.Side
 	owners    *owners
 	read      int // bytes of versions
+	status    history.PlanStatus
 }
 
-// plan is what a request asks for. Its steps are in the order in which they are written.
-type plan interface {
-	compute(ctx context.Context) ([]*step, error)
-	// status completes the status of the answer.
-	status(*history.PlanStatus)
-}
-
-// step is what a plan does to one object.
+// step is the change of one object in a plan.
 type step struct {
 	history.PlanChange
 	kind sides.Kind
-	// write writes the object, if it is still to be written.
+	// object has the object's name and owners, by which steps are ordered.
+	object *unstructured.Unstructured
+	// write writes the object, if the object still has to be written.
 	write func(ctx context.Context, done *history.PlanChange) error
 }
 
 const (
-	// mostSteps bounds the steps of one transaction, which beside its objects writes rows of owners, of addresses and
-	// of quotas. A transaction of large objects has fewer steps: it ends at half of what a transaction may cost.
+	// mostSteps bounds the steps of one transaction, because a transaction also writes rows of owners, of addresses and
+	// of quotas. A transaction of large objects has fewer steps: it ends at half of the size that a transaction may
+	// have.
 	mostSteps = 200
 	// mostTime is how long a request writes. Then the client sends the request again for the rest.
 	mostTime = 20 * time.Second
-	// transactionTime is how long a transaction goes on to begin new steps, since webhooks may be slow.
+	// transactionTime is how long a transaction may begin new steps. The time is bounded because webhooks may be slow.
 	transactionTime = 5 * time.Second
 )
 
-// Create implements rest.Creater: it makes the plan, and carries it out unless that is a dry run.
+// Create implements rest.Creater: it makes the plan, and carries the plan out unless the request is a dry run.
 func (r *Storage) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc,
 	options *metav1.CreateOptions) (runtime.Object, error) {
 	asked := object.(*history.Plan)
@@ -120,54 +110,53 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	}
 	p := &planner{Config: r.Config, namespace: asked.Spec.Namespace}
 	p.config = &client.Config{Host: "http://loopback", Transport: loopback{ctx, r.Serve}, QPS: -1, WarningHandler: client.NoWarnings{}}
-	wanted, err := p.plan(&asked.Spec)
+	compute, err := p.plan(&asked.Spec)
 	if err != nil {
 		return nil, err
 	}
-	if author, ok := kubestore.AuthorOf(ctx); ok { // the plan's user agent replaces that of the user's program
+	if author, ok := kubestore.AuthorOf(ctx); ok { // the plan's user agent replaces the user agent of the user's program
 		author.Agent = p.config.UserAgent
 		ctx = kubestore.WithAuthor(ctx, author)
 	}
-	if err := kubestore.TakeTurn(ctx); err != nil {
+	if err := kubestore.TakeHeavySeat(ctx); err != nil {
 		return nil, err
 	}
-	steps, err := wanted.compute(ctx)
+	steps, err := compute(ctx)
 	if err != nil {
 		return nil, err
 	}
-	answer := &history.Plan{ObjectMeta: metav1.ObjectMeta{Name: asked.Name}}
-	wanted.status(&answer.Status)
 	if options == nil || len(options.DryRun) == 0 {
 		if agreed := asked.Status; agreed.Revision != "" || len(agreed.Changes) > 0 {
-			hold(steps, asked.Status.Changes)
+			hold(steps, agreed.Changes)
 		}
-		answer.Status.More, err = p.carryOut(ctx, steps, began.Add(mostTime))
+		p.status.More, err = p.carryOut(ctx, steps, began.Add(mostTime))
 		if err != nil {
 			return nil, err
 		}
 	}
 	for _, s := range steps {
-		answer.Status.Changes = append(answer.Status.Changes, s.PlanChange)
+		p.status.Changes = append(p.status.Changes, s.PlanChange)
 	}
-	return answer, nil
+	return &history.Plan{ObjectMeta: metav1.ObjectMeta{Name: asked.Name}, Status: p.status}, nil
 }
 
-// plan returns the plan that the request asks for. The user agent with which objects are written is also the name of
-// the field manager.
-func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
-	var wanted []plan
+// plan returns the function that computes the steps of the request. The steps are in the order in which to write them.
+// The user agent with which objects are written is also the name of the field manager.
+func (p *planner) plan(spec *history.PlanSpec) (func(context.Context) ([]*step, error), error) {
+	var wanted []func(context.Context) ([]*step, error)
 	if spec.Undo != nil {
 		p.config.UserAgent = UndoAgent
-		wanted = append(wanted, &undo{planner: p, PlanUndo: *spec.Undo})
+		wanted = append(wanted, (&undo{planner: p, PlanUndo: *spec.Undo}).compute)
 	}
 	if spec.Undelete != nil {
 		p.config.UserAgent = "logplane-undelete"
-		wanted = append(wanted, &undelete{planner: p, PlanObject: *spec.Undelete})
+		wanted = append(wanted, (&undelete{planner: p, PlanObject: *spec.Undelete}).compute)
 	}
 	if spec.Restore != nil {
 		p.config.UserAgent = "logplane-restore"
-		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{},
-			dependents: map[types.UID][]*dependent{}, pruned: map[types.UID]bool{}})
+		r := &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{},
+			dependents: map[types.UID][]*dependent{}, pruned: map[types.UID]bool{}}
+		wanted = append(wanted, r.compute)
 	}
 	if len(wanted) != 1 {
 		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore")
@@ -195,15 +184,12 @@ func (l loopback) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 	response, err := l.serve(request)
 	if err == nil {
-		all, _ := utilnet.ParseWarningHeaders(response.Header["Warning"])
-		for _, w := range all {
-			warning.AddWarning(l.ctx, "", w.Text)
-		}
+		history.PassWarnings(l.ctx, response.Header)
 	}
 	return response, err
 }
 
-// hold leaves objects alone that have changed since the client agreed to the plan.
+// hold makes the plan leave alone all objects that have changed since the client agreed to the plan.
 func hold(steps []*step, agreed []history.PlanChange) {
 	known := map[history.Reference]history.PlanChange{}
 	for _, c := range agreed {
@@ -217,7 +203,7 @@ func hold(steps []*step, agreed []history.PlanChange) {
 	}
 }
 
-// carryOut writes the steps, until they are written or the time is over.
+// carryOut writes the steps, until all steps are written or the time is over.
 func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) (more bool, err error) {
 	var todo []*step
 	for _, s := range steps {
@@ -225,8 +211,8 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 			todo = append(todo, s)
 		}
 	}
-	// Owners come before the objects that they own. An owner that is missing when its objects are written could not be
-	// made.
+	// Owners come before the objects that they own. An owner that is still missing when its dependents are written
+	// could not be made.
 	p.owners.pending = nil
 	for len(todo) > 0 {
 		n := 1
@@ -248,8 +234,8 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 	return false, nil
 }
 
-// phaseOf tells apart objects that cannot be written in one transaction: custom resources are served only after their
-// definition is written, and admission sees only accounts and rights that existed before the transaction.
+// phaseOf tells apart objects that cannot be written in one transaction. Custom resources are served only after their
+// definition is written. Admission sees only accounts and rights that existed before the transaction.
 func phaseOf(k sides.Kind) int {
 	switch rank := rankOf(k); {
 	case k.GroupResource() == definitions:
@@ -260,8 +246,8 @@ func phaseOf(k sides.Kind) int {
 	return 2
 }
 
-// together writes steps in one transaction, or one by one if one of them is refused. It returns how many steps it has
-// dealt with.
+// together writes steps in one transaction, or one by one if any of these steps is refused. It returns the number of
+// steps that were written or refused.
 func (p *planner) together(ctx context.Context, steps []*step) (int, error) {
 	n, refused := p.transact(ctx, steps)
 	if refused == nil {
@@ -286,20 +272,21 @@ func (p *planner) together(ctx context.Context, steps []*step) (int, error) {
 	return len(steps), nil
 }
 
-// transact writes steps in one transaction, and returns how many it wrote before its time or size was used up.
+// transact writes steps in one transaction, and returns the number of steps that it wrote before the transaction's time
+// or size was used up.
 func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error) {
 	var done []history.PlanChange
 	var last []eventlog.Revision
 	before := p.owners.clone()
 	t, _, err := p.Transactions.Run(ctx, false, func(ctx context.Context, t *kubestore.Transaction) error {
-		p.owners = before.clone() // an attempt before this one has written nothing
+		p.owners = before.clone() // earlier attempts have written nothing
 		began := time.Now()
 		done, last = make([]history.PlanChange, len(steps)), make([]eventlog.Revision, len(steps))
 		for i, s := range steps {
 			if n = i; i > 0 && (time.Since(began) > transactionTime || t.Half()) {
 				return nil
 			}
-			if err := kubestore.TakeTurn(ctx); err != nil { // gives up a turn that has lasted long
+			if err := kubestore.TakeHeavySeat(ctx); err != nil { // the request gives up a heavy seat that it has had for long
 				return err
 			}
 			done[i] = s.PlanChange
@@ -330,8 +317,8 @@ func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error
 	return n, nil
 }
 
-// delete deletes an object, if it is still as it was read, and with it what it owns. kubectl does the same; by default
-// the Pods of a Job would stay.
+// delete deletes an object and its dependents, if the object has not changed since it was read. kubectl also deletes
+// dependents; by default the Pods of a Job would stay.
 func (p *planner) delete(ctx context.Context, k sides.Kind, object *unstructured.Unstructured) error {
 	uid, revision, background := object.GetUID(), object.GetResourceVersion(), metav1.DeletePropagationBackground
 	return p.live.Objects(k, object.GetNamespace()).Delete(ctx, object.GetName(), metav1.DeleteOptions{

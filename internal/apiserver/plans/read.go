@@ -26,8 +26,8 @@ func refuse(code int, format string, args ...any) error {
 	return refused
 }
 
-// contents returns versions of an object with the object's content, newest first, until 'enough' is true. It stops
-// there because an object that is written every second has too many versions to read.
+// contents returns versions of an object with the object's content, newest first, until 'enough' is true. It does not
+// read all versions, because an object that is written every second has too many.
 func (p *planner) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
 	all, err := p.versions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
 	for i := range all {
@@ -56,8 +56,8 @@ func (p *planner) versions(ctx context.Context, object, namespace string, query 
 	return list.Items, nil
 }
 
-// servedNow returns the kind of an object in the version in which it was stored. If that is not served, 'why' says so
-// for people.
+// servedNow returns the kind of an object in the version in which it was stored. If that version is not served, 'why'
+// says so for people.
 func (p *planner) servedNow(object history.Reference, version string) (k sides.Kind, why string, err error) {
 	kinds, err := p.live.Catalog()
 	if err != nil {

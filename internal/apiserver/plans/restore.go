@@ -23,42 +23,38 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// restore makes everything as it was at a moment. It can be run again after a crash, or to go on with the rest: objects
-// that are already as they were are left alone.
+// restore makes everything as it was at a moment. A restore can be run again after a crash, or to continue with the
+// rest: objects that are already as they were are left alone.
 type restore struct {
 	*planner
 	history.PlanRestore
 	selector labels.Selector
-	revision string
 	past     *sides.Side
-	failures []string
-	// made has the namespaces that this restore has made: objects that the control plane puts there do not count as
-	// changed by somebody else.
+	// made has the namespaces that this restore has made: objects that the control plane puts into such a namespace do
+	// not count as changed by somebody else.
 	made map[string]bool
 	// dependents has, by the owner's uid, the objects that name the owner now and also existed at the moment.
 	dependents map[types.UID][]*dependent
-	// pruned has the uids of objects that came later and are deleted.
+	// pruned has the uids of objects that were created after the moment and are deleted.
 	pruned map[types.UID]bool
-	// same counts the objects that are as they were. later counts the objects that came later and stay. differing
-	// counts the objects that are held to be compared.
-	same, later int32
-	differing   int
+	// differing counts the objects that are held to be compared.
+	differing int
 }
 
-// dependent is an object that names an owner. same says that its version is still that of the moment.
+// dependent is an object that names an owner. same says that the dependent has not changed since the moment.
 type dependent struct {
 	kind            sides.Kind
 	namespace, name string
 	same            bool
 }
 
-// mostDiffering bounds how many objects a request holds. Objects that are as they were are not held.
+// mostDiffering bounds how many objects a request holds. Unchanged objects are not held.
 const mostDiffering = 20_000
 
 // pair is one object, as it was and as it is.
 type pair struct {
 	kind      sides.Kind
-	then, now *unstructured.Unstructured // nil if it did or does not exist
+	then, now *unstructured.Unstructured // nil if the object did not or does not exist
 }
 
 func (o *pair) either() *unstructured.Unstructured {
@@ -74,11 +70,7 @@ func (o *pair) reference() history.Reference {
 }
 
 func (r *restore) fail(format string, args ...any) {
-	r.failures = append(r.failures, fmt.Sprintf(format, args...))
-}
-
-func (r *restore) status(s *history.PlanStatus) {
-	s.Revision, s.Failures, s.Same, s.Later = r.revision, r.failures, r.same, r.later
+	r.status.Failures = append(r.status.Failures, fmt.Sprintf(format, args...))
 }
 
 func (r *restore) compute(ctx context.Context) ([]*step, error) {
@@ -90,8 +82,8 @@ func (r *restore) compute(ctx context.Context) ([]*step, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.revision = fmt.Sprint(uint64(at))
-	if r.past, err = sides.At(r.config, r.revision); err != nil {
+	r.status.Revision = fmt.Sprint(uint64(at))
+	if r.past, err = sides.At(r.config, r.status.Revision); err != nil {
 		return nil, err
 	}
 	all, err := r.compare(ctx)
@@ -177,8 +169,8 @@ func (r *restore) compare(ctx context.Context) ([]*pair, error) {
 	return r.withOrphans(ctx, all)
 }
 
-// withOrphans adds objects that have not changed but name an owner that is made again. The garbage collector, if it has
-// not come yet, would delete such an object because it names the owner's former uid.
+// withOrphans adds objects that have not changed but name an owner that is made again. Otherwise the garbage collector
+// would delete such an object, if it has not done so yet, because the object names the owner's former uid.
 func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error) {
 	for _, owner := range all {
 		if owner.then == nil || owner.now != nil && owner.now.GetUID() == owner.then.GetUID() {
@@ -189,7 +181,7 @@ func (r *restore) withOrphans(ctx context.Context, all []*pair) ([]*pair, error)
 				continue
 			}
 			d.same = false
-			r.same--
+			r.status.Same--
 			object, err := r.past.Get(ctx, d.kind, d.namespace, d.name)
 			if err != nil {
 				return nil, err
@@ -209,10 +201,10 @@ func (r *restore) isSelected(one *pair) bool {
 	return false
 }
 
-// isAboutKind says that an error concerns one kind, so the other kinds can go on.
+// isAboutKind says that an error concerns only one kind, so that the other kinds can be restored.
 func isAboutKind(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsServiceUnavailable(err) ||
-		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule for the kind: the moment is kept
+		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // expired by a rule for the kind, since the moment itself is kept
 }
 
 // read returns the objects of a kind whose versions then and now differ. Both lists have the same order, so only a page
@@ -255,7 +247,7 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 		switch {
 		case !selected:
 		case same:
-			r.same++
+			r.status.Same++
 		case r.differing == mostDiffering:
 			return nil, refuse(http.StatusRequestEntityTooLarge, "more than %d objects are not as they were: "+
 				"restore one namespace at a time, or select by labels", mostDiffering)
@@ -276,7 +268,7 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 	return found, err
 }
 
-// objects returns the objects of a kind. It leaves out objects that follow from other objects.
+// objects returns the objects of a kind. It leaves out objects that are derived from other objects.
 func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		if side == nil {
@@ -301,7 +293,7 @@ func compareNames(a, b *unstructured.Unstructured) int {
 	return strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName())
 }
 
-// itsNamespace returns the namespace that is restored if it has to be made first.
+// itsNamespace returns the restored namespace itself, if the namespace has to be made first.
 func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 	kinds, err := r.live.Catalog()
 	if err != nil {
@@ -335,19 +327,19 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 
 // steps returns the steps to take, in order.
 func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
-	all = slices.DeleteFunc(inOrder(all, func(o *pair) sides.Kind { return o.kind }, (*pair).either), func(one *pair) bool {
+	all = slices.DeleteFunc(inOrder(all, func(o *pair) (sides.Kind, *unstructured.Unstructured) { return o.kind, o.either() }), func(one *pair) bool {
 		if one.then == nil || one.then.GetDeletionTimestamp() == nil {
 			return false
 		}
-		if one.now == nil || one.now.GetUID() == one.then.GetUID() { // it was being deleted at the moment
-			r.same++
+		if one.now == nil || one.now.GetUID() == one.then.GetUID() { // the object was being deleted at the moment
+			r.status.Same++
 			return true
 		}
 		one.then = nil // the present object of that name came later
 		return false
 	})
 	for _, one := range all {
-		if r.prunes(one) { // no object that stays may name it as owner
+		if r.prunes(one) { // no object that stays may name the deleted object as owner
 			r.owners.known[idOf(one.now)], r.pruned[one.now.GetUID()] = "", true
 		}
 	}
@@ -374,7 +366,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 			}
 		case one.then == nil:
 			if !r.prunes(one) {
-				r.later++
+				r.status.Later++
 				continue
 			}
 			s.Verb = "delete"
@@ -386,7 +378,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 			deletes = append(deletes, s)
 			continue
 		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object):
-			r.same++
+			r.status.Same++
 			continue
 		default:
 			s.Verb = "update"
@@ -397,14 +389,14 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	return append(steps, deletes...), nil
 }
 
-// prunes says that an object came later and is to be deleted. An object with a controller is not: it goes with its
-// controller, or the controller decides.
+// prunes says that an object is newer than the moment and is to be deleted. An object with a controller is not deleted
+// by the plan: the object is deleted with its controller, or the controller decides about it.
 func (r *restore) prunes(one *pair) bool {
 	return r.Prune && one.then == nil && metav1.GetControllerOf(one.now) == nil && one.now.GetDeletionTimestamp() == nil
 }
 
-// lastOf returns the last state of a Job or Pod that is gone, since it may have finished after the moment. If that
-// state is not kept, and for other kinds, it returns the state at the moment.
+// lastOf returns the last state of a Job or Pod that is gone, since the Job or Pod may have finished after the moment.
+// For other kinds, or if the last state is not kept, it returns the state at the moment.
 func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstructured, error) {
 	if of := one.kind.GroupResource(); of != jobs && of != pods || runsAgain(one.then, one.kind) != "" {
 		return one.then, nil
@@ -425,8 +417,8 @@ func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstruct
 	return last, nil
 }
 
-// notSurelyLater says why an object that seems to have come later must not be deleted: it may have existed at the
-// moment, if its older versions were removed by 'logplane forget'.
+// notSurelyLater says why an object that seems newer than the moment must not be deleted. The object may have existed
+// at the moment, if its older versions were removed by 'logplane forget'.
 func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error) {
 	object := one.kind.GroupResource().String() + "/" + one.now.GetName()
 	made := func(v history.Version) bool { return v.Verb == "create" }
@@ -439,14 +431,14 @@ func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error)
 	if err != nil {
 		return "whether it came later: " + reason(err), nil
 	}
-	if i := slices.IndexFunc(versions, made); i < 0 || !history.IsAfter(versions[i].Name, r.revision) {
+	if i := slices.IndexFunc(versions, made); i < 0 || !history.IsAfter(versions[i].Name, r.status.Revision) {
 		return "what it was is not kept, and it may have been there: it is left alone", nil
 	}
 	return "", nil
 }
 
-// wanted returns what an existing object should become. Fields that it had at the moment and cannot have now stay as
-// they are now.
+// wanted returns the state that an existing object should get. A field stays as it is now if its value of the moment
+// cannot be written again.
 func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstructured) (out *unstructured.Unstructured, notes []string, err error) {
 	out = again(one.then, one.kind)
 	is := again(now, one.kind)
@@ -475,7 +467,7 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 				if value == string(one.then.GetUID()) {
 					value = string(now.GetUID())
 				}
-				_ = unstructured.SetNestedField(out.Object, value, "metadata", "labels", label) // its labels are texts
+				_ = unstructured.SetNestedField(out.Object, value, "metadata", "labels", label) // the object's labels are texts
 			}
 		}
 	case secrets:
@@ -489,8 +481,8 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		keep("metadata", "ownerReferences")
 		return out, []string{"its owners are as they are now: " + reason(err)}, nil
 	}
-	// If the live object still names an owner that does not exist, that alone is not a difference: the garbage
-	// collector deals with it.
+	// A reference of the live object to an owner that does not exist is not a difference by itself: the garbage
+	// collector handles such a reference.
 	if is := now.GetOwnerReferences(); len(notes) > 0 && len(one.then.GetOwnerReferences()) == len(is) {
 		isNew := func(r metav1.OwnerReference) bool {
 			return !slices.ContainsFunc(is, func(n metav1.OwnerReference) bool { return n.UID == r.UID })
@@ -505,8 +497,8 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 	return out, notes, err
 }
 
-// ownsWhatStays returns an error if an object that existed at the moment names the later owner, and would be deleted
-// with it.
+// ownsWhatStays returns an error if the deletion of this owner would also delete an object that existed at the moment.
+// The owner itself is newer than the moment.
 func (r *restore) ownsWhatStays(ctx context.Context, owner *unstructured.Unstructured) error {
 	for _, d := range r.dependents[owner.GetUID()] {
 		object, err := r.live.Get(ctx, d.kind, d.namespace, d.name)

@@ -10,13 +10,11 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// undelete makes an object again as its last version was.
+// undelete makes a deleted object again, in the state of its last version.
 type undelete struct {
 	*planner
 	history.PlanObject
 }
-
-func (u *undelete) status(*history.PlanStatus) {}
 
 func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	versions, err := u.versions(ctx, u.Object, u.namespace, url.Values{"include": {"object"}, "limit": {"1"}},
@@ -63,7 +61,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	return []*step{s}, nil
 }
 
-// contentsOf says that the objects which went with a namespace or a definition do not come back with it.
+// contentsOf returns a note about a namespace or a definition: an undelete does not make its objects again.
 func contentsOf(k sides.Kind, name string) []string {
 	switch k.GroupResource() {
 	case namespaces:

@@ -20,19 +20,17 @@ import (
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// UndoAgent is the user agent with which an undo writes. A later undo recognizes earlier ones by it, so the server
-// never records it for a client.
+// UndoAgent is the user agent with which an undo writes. A later undo recognizes earlier undos by this user agent, so
+// the server never records this user agent for a client.
 const UndoAgent = "logplane-undo"
 
-// undo takes changes back: one of an object, or all of a manager or user since a moment. If somebody else has changed
-// the same fields since, that is a conflict, and the object is left alone.
+// undo takes changes back: one change of an object, or all changes of a manager or user since a moment. A later change
+// of the same fields by somebody else is a conflict, and the object is left alone.
 type undo struct {
 	*planner
 	history.PlanUndo
 	kinds *sides.Catalog // the kinds that are served now
 }
-
-func (u *undo) status(*history.PlanStatus) {}
 
 // change is one event of an object. before or after is merge.None if there was no object then.
 type change struct {
@@ -56,11 +54,11 @@ type undoing struct {
 	conflict string
 }
 
-// outcome is what an object should become.
+// outcome is the state that an object should get.
 type outcome struct {
 	verb     string // 'create', 'update', 'delete', or empty if there is nothing to do
 	wanted   *unstructured.Unstructured
-	last     *unstructured.Unstructured // if the object is created: its last state in its former life
+	last     *unstructured.Unstructured // if the object is created: its last state before its deletion
 	fields   []string
 	conflict string
 }
@@ -74,12 +72,7 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 	if err != nil {
 		return nil, err
 	}
-	type planned struct {
-		*undoing
-		*step
-		wanted *unstructured.Unstructured
-	}
-	var plan []planned
+	var all []*step
 	for _, one := range work {
 		live, err := u.now(ctx, one)
 		if err != nil {
@@ -91,27 +84,24 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 			s.Revisions = append(s.Revisions, c.version.Name)
 		}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return u.write(ctx, one, done) }
-		plan = append(plan, planned{one, s, o.wanted})
-	}
-	plan = inOrder(plan, func(p planned) sides.Kind { return p.step.kind }, func(p planned) *unstructured.Unstructured {
-		if p.wanted != nil { // for the owners that it will have
-			return p.wanted
+		if s.object = o.wanted; s.object == nil { // if there is a wanted state, it has the owners that the object will have
+			s.object = one.asObject()
 		}
-		return p.asObject()
-	})
-	var steps, deletes []*step // deletes are reversed: objects that need others go before those
-	for _, p := range plan {
-		if p.Verb == "delete" {
-			deletes = append(deletes, p.step)
+		all = append(all, s)
+	}
+	var steps, deletes []*step // deletes are reversed: an object is deleted before the objects that it needs
+	for _, s := range inOrder(all, func(s *step) (sides.Kind, *unstructured.Unstructured) { return s.kind, s.object }) {
+		if s.Verb == "delete" {
+			deletes = append(deletes, s)
 		} else {
-			steps = append(steps, p.step)
+			steps = append(steps, s)
 		}
 	}
 	slices.Reverse(deletes)
 	return append(steps, deletes...), nil
 }
 
-// write reads the object again, and writes it as it is without the changes.
+// write reads the object again, and writes the object as it would be without the changes.
 func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange) error {
 	live, err := u.now(ctx, one)
 	if err != nil {
@@ -127,7 +117,7 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 		if err := u.create(ctx, one.kind, o.last, o.wanted, done); err != nil {
 			return u.whyNotMade(one.object, err)
 		}
-		if u.Object != "" { // when undoing all of a user's changes, the contents come back as well
+		if u.Object != "" { // an undo of all changes of a user also brings the contents back
 			done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
 		}
 	case o.verb == "update":
@@ -156,7 +146,7 @@ func (p *planner) whyNotMade(object history.Reference, err error) error {
 	return err
 }
 
-// asObject returns an object with the name and the owners, for the order.
+// asObject returns an object with the name and the owners, by which steps are ordered.
 func (u *undoing) asObject() *unstructured.Unstructured {
 	out := &unstructured.Unstructured{Object: map[string]any{}}
 	for _, c := range u.changes {
@@ -184,7 +174,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 		}
 		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
 			i := u.changeOf(all)
-			return i >= 0 && i+1 < len(all) // including the version before
+			return i >= 0 && i+1 < len(all) // the versions include the version before the change
 		})
 		if err != nil {
 			return nil, err
@@ -255,8 +245,8 @@ func isStatus(v *history.Version, k sides.Kind) bool {
 	})
 }
 
-// ofMany groups changes by their objects. An undo does not take back other undos, unless the client asks for that.
-// IPAddresses are skipped because they are written with their Services: a Service that stays must keep its address.
+// ofMany groups changes by their objects. An undo takes back other undos only if the client asks for that. IPAddresses
+// are skipped because they are written with their Services: a Service that stays must keep its address.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
 	type id struct{ resource, namespace, name string }
 	revisions, objects := map[id][]string{}, map[id]history.Reference{}
@@ -364,8 +354,9 @@ func (u *undo) now(ctx context.Context, one *undoing) (*unstructured.Unstructure
 	return u.live.Get(ctx, one.kind, one.object.Namespace, one.object.Name)
 }
 
-// revert computes what the object would be without the changes, newest first. It compares with the live object and does
-// not rely on the history alone: a change that was already taken back, by an undo or by hand, needs no step.
+// revert computes the state that the object would have without the changes. It takes the newest change back first. It
+// compares with the live object and does not rely on the history alone: a change that was already taken back, by an
+// undo or by hand, needs no step.
 func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 	if u.conflict != "" {
 		return outcome{conflict: u.conflict}
@@ -488,7 +479,7 @@ func ofControlPlane(v *history.Version) bool {
 		strings.HasPrefix(v.User, "system:serviceaccount:kube-system:") || strings.HasPrefix(v.User, "system:logplane:")
 }
 
-// blame says which fields conflict with an undo, and who else has last changed the first of those fields.
+// blame says which fields conflict with an undo, and which other writer last changed the first of these fields.
 func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 	var names []string
 	for _, p := range conflicts {
@@ -516,7 +507,8 @@ func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 	return said
 }
 
-// compact returns the fields without duplicates, nil if "" stands for the whole object.
+// compact returns the fields without duplicates. It returns nil if one of the fields is "", which stands for the whole
+// object.
 func compact(all []string) (out []string) {
 	for _, name := range all {
 		if name == "" {

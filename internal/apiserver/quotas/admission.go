@@ -14,8 +14,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// plugin is upstream's ResourceQuota plugin, but charges nothing. It refuses requests early that the quotas do not
-// allow. Only it checks what upstream requires of objects under a quota, and only it checks dry runs.
+// plugin is upstream's ResourceQuota plugin, but does not charge quotas. It refuses early the requests that the quotas
+// do not allow. Only the plugin checks upstream's requirements on objects under a quota, and only the plugin checks dry
+// runs.
 type plugin struct {
 	*admission.Handler
 	*Quotas

@@ -5,15 +5,17 @@
 //
 // Upstream charges a quota before an object is written, and a controller corrects the usage later: after a deletion,
 // after a write that failed, after the quota was made. Here the charge is part of the object's own atomic batch, for
-// creates, updates and deletions. If two writers want the last of a quota, one of them loses and computes its write
-// again. So `status.used` is what the objects use, at every revision except in the first seconds of a quota (W10).
+// creates, updates and deletions. If two writers want the rest of a quota, one writer's append conflicts, and that
+// writer computes its write again. So `status.used` is the usage of the objects, at every revision except in the first
+// seconds of a quota (W10).
 //
-// Each write of a quota recounts it. But a create may have begun before it could see a new quota or a new limit. So the
-// write of a new quota or limit also leaves a row, and the lifecycle recounts once more when all such creates have
-// ended.
+// Each write of a quota recounts that quota. But a create may have begun before a new quota or a new limit was visible.
+// So the write of a new quota or limit also leaves a row, and the lifecycle recounts once more when all such creates
+// have ended.
 //
-// A client that writes a quota's status sees what it wrote, as in upstream. Such a status is doubted: the same row says
-// so, no decision relies on it, and the next charge or the lifecycle replaces it by a recount.
+// A client that writes a quota's status sees the status that it wrote, as in upstream. Such a status is doubted: the
+// row that requests a recount says so. No decision relies on a doubted status, and the next charge or the lifecycle
+// replaces it by a recount.
 package quotas
 
 import (
@@ -47,7 +49,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// maxQuotas bounds the quotas of a namespace, because each may be part of the batch of every object there.
+// maxQuotas bounds the quotas of a namespace, because each quota may be part of the batch of every object in the
+// namespace.
 const maxQuotas = 50
 
 // Config of Quotas.
@@ -72,8 +75,8 @@ func New(c Config) (*Quotas, error) {
 	}
 	registry := generic.NewRegistry(special)
 	// An object's usage must depend only on the object, so that a charge is taken back exactly as it was made. In
-	// upstream it depends on more: a Pod uses nothing once the clock has passed its grace period, and a ResourceClaim
-	// less while its Pod exists.
+	// upstream the usage depends on more: a Pod uses nothing once the clock has passed its grace period, and a
+	// ResourceClaim uses less while its Pod exists.
 	registry.Add(evaluators.NewPodEvaluator(list, noTime{}))
 	registry.Add(evaluators.NewResourceClaimEvaluator(list, extendedresourcecache.NewExtendedResourceCache(klog.Background()), nil, nil))
 	return &Quotas{c, c.Listers.IndexerOf(&corev1.ResourceQuota{}), registry}, nil
@@ -98,13 +101,13 @@ func (q *Quotas) evaluator(resource schema.GroupResource) quota.Evaluator {
 // own is the resource of quotas themselves.
 var own = corev1.Resource("resourcequotas")
 
-// measured are the resources whose objects differ in their usage, so that an update may change it.
+// measured are the resources whose objects differ in their usage, so that an update may change the usage.
 var measured = []schema.GroupResource{
 	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), {Group: "resource.k8s.io", Resource: "resourceclaims"},
 }
 
-// Beside returns the charges of a write. The error is a 403 if a quota does not allow it.
-func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+// Alongside returns the charges of a write. The error is a 403 if a quota does not allow the write.
+func (q *Quotas) Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	if c.Key.Namespace == "" {
 		return nil, nil
 	}
@@ -154,7 +157,7 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 			return nil, err
 		}
 		writes = append(writes, w)
-		if doubted[limit.Name] { // not after this charge
+		if doubted[limit.Name] { // the status is not doubted after this charge
 			at, err := v.State(ctx, MarkKey(c.Key.Cluster, limit.Namespace, limit.Name))
 			if err != nil {
 				return nil, err
@@ -165,8 +168,8 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 	return writes, nil
 }
 
-// limits returns the quotas of a namespace as of a view, in the order of their names. doubted has the names of those
-// whose stored status is doubted; they are returned with a recounted status.
+// limits returns the quotas of a namespace as of a view, in the order of their names. doubted has the names of the
+// quotas whose stored status is doubted; these quotas are returned with a recounted status.
 func (q *Quotas) limits(ctx context.Context, v *projection.View, namespace string) (limits []*corev1.ResourceQuota, doubted map[string]bool, err error) {
 	objects, err := q.rows.ListAt(ctx, v, namespace)
 	if err != nil {
@@ -199,7 +202,7 @@ func (q *Quotas) limits(ctx context.Context, v *projection.View, namespace strin
 	return limits, doubted, nil
 }
 
-// charge returns what is used of a quota after a change, nil if the change does not affect it.
+// charge returns the used amounts of a quota after a change, nil if the change does not affect the quota.
 func charge(ctx context.Context, limit *corev1.ResourceQuota, e quota.Evaluator, c kubestore.Change) (corev1.ResourceList, error) {
 	had, err := usage(limit, e, c.Before)
 	if err != nil {
@@ -237,7 +240,7 @@ func charge(ctx context.Context, limit *corev1.ResourceQuota, e quota.Evaluator,
 
 func zero(format resource.Format) resource.Quantity { return *resource.NewQuantity(0, format) }
 
-// usage returns what an object uses of a quota. object is nil if there is none.
+// usage returns the amounts of a quota that an object uses. object is nil if there is no object.
 func usage(limit *corev1.ResourceQuota, e quota.Evaluator, object runtime.Object) (corev1.ResourceList, error) {
 	if object == nil {
 		return nil, nil
@@ -261,8 +264,9 @@ func list(amounts corev1.ResourceList, names []corev1.ResourceName) string {
 	return strings.Join(all, ",")
 }
 
-// isToldStatus says whether a request's status of a quota is kept as the client wrote it. In a transaction it never is:
-// objects that the transaction has already written cannot be recounted, so the charged status stays.
+// isToldStatus says whether a request's status of a quota is kept as the client wrote it. In a transaction such a
+// status is never kept: objects that the transaction has already written cannot be recounted, so the charged status
+// stays.
 func isToldStatus(ctx context.Context) bool {
 	info, ok := request.RequestInfoFrom(ctx)
 	return ok && info.APIGroup == own.Group && info.Resource == own.Resource && info.Subresource == "status" && !kubestore.InTransaction(ctx)
@@ -309,8 +313,9 @@ func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after
 	return nil
 }
 
-// count counts what a quota limits. It may see objects that are newer than the view. If the quota already limited such
-// an object, the object's write has changed the quota, and the write of the recount loses against it.
+// count counts the usage that a quota limits. It may see objects that are newer than the view. If the quota already
+// limited such an object, the object's write has changed the quota, and the write of the recount conflicts with that
+// change.
 func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.ResourceQuota) (corev1.ResourceList, error) {
 	used, err := quota.CalculateUsage(limit.Namespace, limit.Spec.Scopes, limit.Spec.Hard, q.registry, limit.Spec.ScopeSelector)
 	if err != nil {
@@ -337,7 +342,7 @@ func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.Re
 // Recounts is the resource of the rows that request recounts.
 const Recounts = "recounts"
 
-// doubt is the value of such a row while the quota's status is one that a client wrote.
+// doubt is the value of a row of Recounts while the status of the quota is as a client wrote it.
 const doubt = "doubt"
 
 const recountsPrefix = "/" + resources.OwnGroup + "/" + Recounts
@@ -367,7 +372,7 @@ func AllMarked(ctx context.Context, v *projection.View, cluster string) ([]strin
 }
 
 // mark returns the write that requests a recount of a quota that is new, or has new limits or a status that a client
-// wrote. For a deleted quota it returns the write that takes the request back.
+// wrote. For a deleted quota it returns the write that removes the request.
 func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	before, _ := c.Before.(*core.ResourceQuota)
 	after, _ := c.After.(*core.ResourceQuota)
@@ -391,8 +396,8 @@ func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Chang
 	return nil, nil
 }
 
-// sameLimits says whether b limits only resources that a limits. The amounts do not matter: the usage of these
-// resources was charged.
+// sameLimits says whether every resource that is limited by b is limited by a, too. The amounts do not matter: the
+// usage of these resources was charged.
 func sameLimits(a, b core.ResourceList) bool {
 	for name := range b {
 		if _, ok := a[name]; !ok {

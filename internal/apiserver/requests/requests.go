@@ -1,5 +1,5 @@
-// Package requests says what a request is: what its method and its URL ask for, the id that it has, and its body once
-// all of that is here.
+// Package requests describes a request: the operation that its method and URL ask for, its id, and its body once the
+// whole body has arrived.
 package requests
 
 import (
@@ -39,9 +39,9 @@ var Infos = genericapiserver.NewRequestInfoResolver(&genericapiserver.Config{
 // too.
 func WatcherServes(info *apirequest.RequestInfo) bool { return info.Verb == "watch" }
 
-// Destination tells a proxy in front of other processes two things about a request. watcher: 'api' would redirect it to
-// a watcher. lasts: it lasts for as long as its client likes. Both are false if the URL cannot be parsed, so that 'api'
-// gets the request and refuses it.
+// Destination tells a proxy in front of other processes two things about a request. watcher says that 'api' would
+// redirect the request to a watcher. lasts says that the request lasts for as long as its client likes. Both are false
+// if the URL cannot be parsed, so that 'api' gets the request and refuses it.
 func Destination(r *http.Request) (watcher, lasts bool) {
 	if len(r.URL.RawQuery) > MaxQuery {
 		return false, false
@@ -58,7 +58,7 @@ func Destination(r *http.Request) (watcher, lasts bool) {
 func HasPort(info *apirequest.RequestInfo) bool {
 	_, _, port, ok := utilnet.SplitSchemeNamePort(info.Name)
 	if !ok || port == "" || info.Subresource != "proxy" || info.Resource != "pods" && info.Resource != "nodes" {
-		return true // upstream serves it, or reports what is wrong
+		return true // upstream serves the request, or reports the mistake
 	}
 	_, err := strconv.ParseUint(port, 10, 16)
 	return err == nil
@@ -67,7 +67,7 @@ func HasPort(info *apirequest.RequestInfo) bool {
 // nodeSubresources are the subresources that a kubelet or a program in a Pod serves.
 var nodeSubresources = map[string]bool{"exec": true, "attach": true, "portforward": true, "log": true, "proxy": true}
 
-// NeedsNode says that a kubelet serves the request, or what runs on its node.
+// NeedsNode reports whether a kubelet, or a program on the kubelet's node, serves the request.
 func NeedsNode(info *apirequest.RequestInfo) bool {
 	if info.APIGroup != "" || !nodeSubresources[info.Subresource] {
 		return false
@@ -79,7 +79,7 @@ func NeedsNode(info *apirequest.RequestInfo) bool {
 // object of a list or a watch. Proxies allow less.
 const MaxQuery = 32 << 10
 
-// OnlyReads says that a request writes nothing.
+// OnlyReads reports whether a request writes nothing.
 func OnlyReads(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 }
@@ -89,8 +89,8 @@ func ID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Context()) 
 
 var ids = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// WithID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's
-// filter then makes a new one.
+// WithID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's filter
+// then makes a new Audit-Id.
 func WithID(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(auditinternal.HeaderAuditID)
@@ -107,7 +107,7 @@ type Body struct {
 	All []byte
 }
 
-// NewBody makes a body of its bytes.
+// NewBody makes a body from its bytes.
 func NewBody(all []byte) *Body { return &Body{bytes.NewReader(all), all} }
 
 // Close implements io.Closer.

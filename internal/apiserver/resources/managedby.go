@@ -10,14 +10,14 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// ManagedBy returns what upstream's field manager needs for the scheme's types: a TypeConverter and a converter of
-// versions. They must be used together. The TypeConverter is nil for a scheme that has none.
+// ManagedBy returns the two converters that upstream's field manager needs for the scheme's types: a TypeConverter and
+// a converter of versions. The two must be used together. The TypeConverter is nil for a scheme that has none.
 //
-// They do less work than upstream's, with the same outcome:
-//   - For each manager of an object, upstream makes a whole unstructured object of the typed one, and then looks only
-//     at its version, which is nearly always the one it wants. Here an object is read when it is converted.
-//   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here there is one empty
-//     entry in their place.
+// These converters do less work than upstream's converters, with the same outcome:
+//   - For each manager of an object, upstream makes a whole unstructured object of the typed object. It then looks only
+//     at the version, which is nearly always the wanted version. Here an object is read only when it is converted.
+//   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here one empty entry takes
+//     their place.
 func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.ObjectConvertor) {
 	types, versions := ConvertersOf(scheme), runtime.UnsafeObjectConvertor(scheme)
 	if types == nil {
@@ -27,7 +27,7 @@ func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.Obj
 }
 
 // unread is a typed object of which only version and kind have been read. Its Go type is not registered in a scheme, so
-// only reading can convert it.
+// only the converter 'reading' can convert it.
 type unread struct {
 	metav1.TypeMeta
 	value *typed.TypedValue
@@ -45,8 +45,8 @@ func (c managing) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOpti
 }
 
 // withEmptyManager returns the object with one empty entry in place of its managed fields. A comparison of objects
-// takes that list as one value. It must not go altogether: an update lacks the list, and a manager that owns the list
-// itself must then lose it. An apply leaves the list as it is.
+// takes the list of managed fields as one value. The list must not be removed: an update lacks the list, and a manager
+// that owns the list itself must then lose that ownership. An apply leaves the list as it is.
 func withEmptyManager(obj runtime.Object) runtime.Object {
 	m, err := meta.Accessor(obj)
 	if err != nil || len(m.GetManagedFields()) == 0 {

@@ -22,7 +22,7 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/core/install"
 )
 
-// fieldManagers returns two of upstream's field managers, one with upstream's converters and one with those of
+// fieldManagers returns two of upstream's field managers, one with upstream's converters and one with the converters of
 // ManagedBy.
 func fieldManagers(t testing.TB, kind schema.GroupVersionKind) (plain, ours *managedfields.FieldManager) {
 	t.Helper()
@@ -126,7 +126,7 @@ func unstructuredOf(t testing.TB, text string) runtime.Object {
 	return u
 }
 
-// internalOf decodes what a client sends after it has read the live object.
+// internalOf decodes the object that a client sends after the client has read the live object.
 func internalOf(t testing.TB, text string, live runtime.Object) runtime.Object {
 	t.Helper()
 	object, err := runtime.Decode(legacyscheme.Codecs.UniversalDecoder(schema.GroupVersion{Group: "apps", Version: runtime.APIVersionInternal}), []byte(text))
@@ -174,7 +174,7 @@ func TestUnread(t *testing.T) {
 	require.Nil(t, none)
 }
 
-// BenchmarkManagedFields measures what managed fields cost in an update of an object with three managers.
+// BenchmarkManagedFields measures the cost of managed fields in an update of an object with three managers.
 func BenchmarkManagedFields(b *testing.B) {
 	kind := appsv1.SchemeGroupVersion.WithKind("Deployment")
 	plain, ours := fieldManagers(b, kind)

@@ -28,7 +28,7 @@ import (
 type TypeConverters struct {
 	scheme *runtime.Scheme
 
-	mu     sync.RWMutex
+	mu     sync.Mutex
 	byKind map[schema.GroupVersionKind]managedfields.TypeConverter // by mu
 }
 
@@ -60,26 +60,20 @@ func (c *TypeConverters) TypedToObject(value *typed.TypedValue) (runtime.Object,
 }
 
 func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeConverter, error) {
-	c.mu.RLock()
-	converter, ok := c.byKind[kind]
-	c.mu.RUnlock()
-	if ok {
-		return converter, nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	converter, ok = c.byKind[kind]
+	converter, ok := c.byKind[kind]
 	if ok {
 		return converter, nil
 	}
-	schemas, ok, err := spec.Schemas(kind)
-	if err == nil && !ok {
-		schemas, err = c.Build(kind)
+	schemas, ok := spec.Schemas(kind)
+	if !ok {
+		var err error
+		if schemas, err = c.Build(kind); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	converter, err = managedfields.NewTypeConverter(schemas, false)
+	converter, err := managedfields.NewTypeConverter(schemas, false)
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +81,8 @@ func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	return converter, nil
 }
 
-// Build makes the schemas of a kind from scratch. That loads all types of every group, 6 MiB. Only the generator needs
-// it, and kinds that the generator forgot.
+// Build makes the schemas of a kind from scratch. Build loads all types of every group, 6 MiB. It is needed only by the
+// generator, and for kinds that the generator forgot.
 func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
 	example, err := c.scheme.New(kind)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// wholeNumbers stores numbers without a fraction as integers, which is also what upstream's JSON in etcd amounts to. A
-// client that sent 1.0 gets 1, and when it sends that back, nothing changes (row 48).
+// wholeNumbers stores numbers without a fraction as integers. Upstream's JSON in etcd has the same effect. A client
+// that sent 1.0 gets 1, and sending 1 back changes nothing (row 48).
 type wholeNumbers struct{ runtime.Encoder }
 
 // Encode implements runtime.Encoder.

@@ -12,7 +12,7 @@ import (
 )
 
 // Subscribers learn the size of each event (docs/subscribers.md). The size of a Secret would reveal how long a password
-// is. So its value is stored in an envelope whose length many other Secrets share (docs/format.md).
+// is. So the value of a Secret is stored in an envelope whose length many other Secrets share (docs/format.md).
 
 // paddedResource is the resource whose values are padded.
 var paddedResource = schema.GroupResource{Resource: "secrets"}
@@ -26,7 +26,7 @@ const (
 	longestPadded = 4 << 20
 )
 
-// padded puts each value into an envelope before its transformer encrypts it.
+// padded puts each value into an envelope, which the transformer then encrypts.
 type padded struct{ value.Transformer }
 
 func newPadded(t value.Transformer) value.Transformer {
@@ -70,7 +70,7 @@ func Unpadded(data []byte) []byte {
 	}
 	length, n := binary.Uvarint(rest)
 	if n <= 0 || length > uint64(len(rest)-n) {
-		return data // not an envelope of ours; decoding it will fail
+		return data // not an envelope of this package; decoding the data will fail
 	}
 	return rest[n:][:length]
 }

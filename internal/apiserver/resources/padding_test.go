@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// TestPadding: data come out as they went in, and the envelopes' lengths are few.
+// TestPadding: data are read as they were stored, and the envelopes have only a few different lengths.
 func TestPadding(t *testing.T) {
 	lengths := map[int]bool{}
 	for _, n := range []int{0, 1, 127, 128, 1017, 1018, 1019, 2041, 2042, 5000, 100_000, 1 << 20, longestPadded - 8, longestPadded, longestPadded + 1} {

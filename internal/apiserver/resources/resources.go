@@ -2,7 +2,7 @@
 // and with which claims.
 //
 // Nouns. Upstream's registries ask the Stores for the options of their storage, and get options that make kubestore's
-// stores. A transformer turns a value into what the log and the bucket hold: it encrypts the value, pads it, or does
+// stores. A transformer turns a value into its form in the log and the bucket: it encrypts the value, pads it, or does
 // both. A type converter knows the schema of built-in types, for managed fields.
 package resources
 
@@ -46,16 +46,17 @@ import (
 // OwnGroup is the group of stored objects that the API does not serve: claims, the marker of bootstrap, clocks.
 const OwnGroup = "logplane.dev"
 
-// ClaimsFunc names an object's claims. They must exist exactly as long as the object names them (kubestore.Resource).
+// ClaimsFunc names an object's claims. The claims must exist exactly as long as the object names them
+// (kubestore.Resource).
 type ClaimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Claim, error)
 
-// CompleteFunc writes to an object what the server derives from a view (kubestore.Resource).
+// CompleteFunc fills in the fields of an object that the server derives from a view (kubestore.Resource).
 type CompleteFunc = func(ctx context.Context, v *projection.View, before, after runtime.Object) error
 
 // Config of the Stores.
 type Config struct {
 	Cell kubestore.Cell
-	// Version decides what is served and stored.
+	// Version decides which versions are served and stored.
 	Version basecompatibility.EffectiveVersion
 	// Served are the resources that are served.
 	Served *serverstorage.ResourceConfig
@@ -63,17 +64,17 @@ type Config struct {
 	Transformers Transformers
 	// Claims has the functions that name the claims of built-in resources' objects.
 	Claims map[schema.GroupResource]ClaimsFunc
-	// Complete and Beside are as in kubestore.Resource, for all resources.
-	Complete func(resource schema.GroupResource) CompleteFunc
-	Beside   func(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error)
+	// Complete and Alongside are as in kubestore.Resource, for all resources.
+	Complete  func(resource schema.GroupResource) CompleteFunc
+	Alongside func(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error)
 	// Within is as in kubestore.Resource.
 	Within func(ctx context.Context, at eventlog.Revision) error
 	// Wrap, if set, wraps every store.
 	Wrap func(storage.Interface) storage.Interface
 }
 
-// Stores makes the storage of every resource. Upstream's registries ask it for their options. It is safe for concurrent
-// use.
+// Stores makes the storage of every resource. Upstream's registries ask the Stores for the options of their storage. It
+// is safe for concurrent use.
 type Stores struct {
 	config  Config
 	factory *serverstorage.DefaultStorageFactory
@@ -108,8 +109,8 @@ func (s *Stores) GetRESTOptions(resource schema.GroupResource, example runtime.O
 func (s *Stores) Claims(resource schema.GroupResource) ClaimsFunc { return s.config.Claims[resource] }
 
 // Options returns the options of any resource. Config holds the codec, prefix is upstream's storage prefix, and
-// contentType is what the codec encodes. Claims may be nil. Upstream's background count of objects is off, since it
-// would take a goroutine for each resource.
+// contentType is the content type that the codec encodes. Claims may be nil. Upstream's background count of objects is
+// off, since it would take a goroutine for each resource.
 func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, contentType string, claims ClaimsFunc) generic.RESTOptions {
 	return generic.RESTOptions{
 		StorageConfig:           config,
@@ -141,7 +142,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			Transformer:   s.Transformer(config.GroupResource),
 			Named:         true,
 			Claims:        claims,
-			Beside:        s.config.Beside,
+			Alongside:     s.config.Alongside,
 			Within:        s.config.Within,
 			DecodesLabels: DecodesLabels(config.GroupResource),
 			StoredFields:  storedFields[config.GroupResource],
@@ -158,18 +159,19 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 }
 
 // storedFields has, by resource, the protobuf field numbers of selectable fields that can be read without decoding.
-// Nodes and controllers select Pods by these fields, and decoding gives them no defaults.
+// Nodes and controllers select Pods by these fields, and decoding gives these fields no defaults.
 var storedFields = map[schema.GroupResource]map[string][]int32{
 	{Resource: "pods"}: {"spec.nodeName": {2, 10}, "status.phase": {3, 1}},
 }
 
-// DecodesLabels says that decoding an object of a resource may add labels to it, as a default taken from its template.
+// DecodesLabels says that decoding an object of a resource may add labels to the object, as a default taken from the
+// object's template.
 func DecodesLabels(resource schema.GroupResource) bool {
 	return resource == schema.GroupResource{Resource: "replicationcontrollers"} || resource == schema.GroupResource{Group: "batch", Resource: "jobs"}
 }
 
 // Prefix is upstream's storage prefix of a resource, for example 'services/specs'. Custom resources,
-// CustomResourceDefinitions and APIServices, which are not in the legacy scheme, are stored below their group.
+// CustomResourceDefinitions and APIServices are not in the legacy scheme, and are stored below their group.
 func (s *Stores) Prefix(resource schema.GroupResource) string {
 	if !legacyscheme.Scheme.IsGroupRegistered(resource.Group) {
 		return resource.Group + "/" + resource.Resource
@@ -185,8 +187,8 @@ func (s *Stores) Transformer(resource schema.GroupResource) value.Transformer {
 // coreCodec encodes objects of core/v1 as their registries store them.
 var coreCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), corev1.SchemeGroupVersion)
 
-// CustomCodec is upstream's codec of custom resources, which writes CBOR, and reads CBOR and JSON. Unlike upstream's,
-// it writes whole numbers as integers.
+// CustomCodec is upstream's codec of custom resources, which writes CBOR, and reads CBOR and JSON. Unlike upstream's
+// codec, it writes whole numbers as integers.
 var CustomCodec = sync.OnceValue(func() runtime.Codec {
 	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
 	return runtime.NewCodec(wholeNumbers{c}, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
@@ -227,8 +229,8 @@ func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Ob
 }
 
 // Equivalents tells admission which resources share their objects: resources with the same storage prefix. A group
-// registers its resources when its first request builds it. Events, the only resource in two groups, are registered
-// here, or rules for one group would not apply to requests for the other.
+// registers its resources when the first request for the group builds the group. Events, the only resource in two
+// groups, are registered here, because otherwise rules for one group would not apply to requests for the other group.
 func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	r := runtime.NewEquivalentResourceRegistryWithIdentity(s.factory.ResourcePrefix)
 	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion} {
@@ -237,9 +239,9 @@ func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	return r
 }
 
-// DecorateShared applies a store's decorator also to an object that several watches share, so that a watch shows what a
-// get shows. Upstream's decorators do not see into such an object, so in kube-apiserver what a watch shows depends on
-// how many clients watch.
+// DecorateShared applies a store's decorator also to an object that several watches share, so that a watch and a get
+// show the same fields. Upstream's decorators do not see into such an object. So in kube-apiserver the fields that a
+// watch shows depend on the number of clients that watch.
 func DecorateShared(store *genericregistry.Store) {
 	decorate := store.Decorator
 	store.Decorator = func(obj runtime.Object) {

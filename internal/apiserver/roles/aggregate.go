@@ -25,8 +25,9 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
-// roles in the newest view. Upstream's controller writes the rules into the stored object instead, later.
+// aggregatedRoles fills in the rules of a ClusterRole with an aggregation rule, whenever the role is read. It takes the
+// rules of the selected roles in the newest view. Upstream's controller instead writes the rules into the stored
+// object, at a later time.
 type aggregatedRoles struct{ rows *listers.Indexer }
 
 // all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
@@ -43,7 +44,7 @@ func rolesOf(objects []any, err error) ([]*rbacv1.ClusterRole, error) {
 	return roles, nil
 }
 
-// rulesOf returns the rules of a role, aggregated ones included.
+// rulesOf returns the rules of a role, including aggregated rules.
 func (a aggregatedRoles) rulesOf(role *rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
@@ -83,8 +84,8 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills in the rules of an internal ClusterRole, or of a list of ClusterRoles. It is upstream's hook, which
-// cannot return an error, so it panics.
+// decorate fills in the rules of an internal ClusterRole, or of a list of ClusterRoles. decorate serves as upstream's
+// hook. The hook cannot return an error, so decorate panics on an error.
 func (a aggregatedRoles) decorate(obj runtime.Object) {
 	if err := fillIn(obj, a.all); err != nil {
 		panic(listers.Unreadable{Err: err})
@@ -119,9 +120,9 @@ func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) erro
 }
 
 // registry is the registry of ClusterRoles. It gives ClusterRoles of the past the rules that they had then, and fills
-// in the rules of ClusterRoles that a watch sends. Upstream's hook can do neither: it does not know which request it
-// serves, it does not see into an object that many watches share, and a watch calls it in a goroutine where nothing
-// recovers a panic.
+// in the rules of ClusterRoles that a watch sends. Upstream's hook can do neither: the hook does not know which request
+// it serves, and does not see into an object that many watches share. Besides, a watch calls the hook in a goroutine
+// where nothing recovers a panic.
 type registry struct {
 	*clusterrolestore.REST
 	aggregated aggregatedRoles
@@ -178,7 +179,7 @@ func (r registry) DeleteCollection(ctx context.Context, validate rest.ValidateOb
 	return r.filled(ctx, deleted, err)
 }
 
-// filled returns what upstream's registry returned, with the aggregated rules filled in.
+// filled returns the result of upstream's registry, with the aggregated rules filled in.
 func (r registry) filled(ctx context.Context, obj runtime.Object, err error) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
@@ -261,7 +262,7 @@ func aggregatedInternal(role *rbac.ClusterRole, all []*rbacv1.ClusterRole) ([]rb
 // Aggregate returns the rules that upstream's controller would write into a role with an aggregation rule: selector by
 // selector, in the order of the roles' names, without repeats. It takes the selected roles' stored rules.
 func Aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
-	all = slices.SortedFunc(slices.Values(all), func(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
+	all = slices.SortedFunc(slices.Values(all), byRoleName)
 	rules := []rbacv1.PolicyRule{}
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
@@ -286,30 +287,25 @@ func appendMissing(rules, more []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rules
 }
 
-// AggregateAll aggregates the roles in place until nothing changes, since 'admin' contains 'edit', which contains
-// 'view'. Rules only grow, so even a cycle of roles settles after as many rounds as there are roles.
+// AggregateAll fills in the rules of all roles with an aggregation rule, as upstream's controller would in the end.
+// 'admin' contains 'edit', which contains 'view'.
 func AggregateAll(roles []rbacv1.ClusterRole) error {
 	all := make([]*rbacv1.ClusterRole, len(roles))
 	for i := range roles {
 		all[i] = &roles[i]
 	}
-	for range roles {
-		changed := false
-		for _, role := range all {
-			if role.AggregationRule == nil {
-				continue
-			}
-			rules, err := Aggregate(role, all)
-			if err != nil {
-				return err
-			}
-			if !equality.Semantic.DeepEqual(rules, role.Rules) {
-				role.Rules, changed = rules, true
-			}
+	slices.SortFunc(all, byRoleName)
+	for _, role := range all {
+		if role.AggregationRule == nil {
+			continue
 		}
-		if !changed {
-			return nil
+		rules, err := aggregate(role, all, map[string]bool{})
+		if err != nil {
+			return err
 		}
+		role.Rules = appendMissing([]rbacv1.PolicyRule{}, rules)
 	}
 	return nil
 }
+
+func byRoleName(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) }

@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// Authorizer is upstream's authorizer over the index. Its lists of bindings hold only those that may apply to the user.
-// It is safe for concurrent use.
+// Authorizer is upstream's authorizer over the index. Its lists of bindings hold only bindings that may apply to the
+// user. It is safe for concurrent use.
 type Authorizer struct{ upstream *rbac.RBACAuthorizer }
 
 // Authorizer returns an authorizer over the index.
@@ -25,7 +25,8 @@ func (i *Index) Authorizer() Authorizer {
 	return Authorizer{rbac.New(l, l, l, l)}
 }
 
-// Authorize implements authorizer.Authorizer. A request whose rules cannot be read fails; upstream would refuse it.
+// Authorize implements authorizer.Authorizer. A request whose rules cannot be read fails; upstream would refuse such a
+// request.
 func (r Authorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	ctx, d := decide(ctx, a.GetUser())
 	decided, reason, err := r.upstream.Authorize(ctx, a)
@@ -70,8 +71,8 @@ func (r Resolver) VisitRulesFor(ctx context.Context, who user.Info, namespace st
 	r.DefaultRuleResolver.VisitRulesFor(ctx, who, namespace, visit)
 }
 
-// decision is one question about a user. It is in the context, because upstream does not tell its listers which user it
-// asks about.
+// decision is one question about a user. The decision is in the context, because upstream does not tell its listers
+// which user the question is about.
 type decision struct {
 	user user.Info
 	// err is the error that kept the question from being answered.
@@ -93,7 +94,7 @@ func decide(ctx context.Context, who user.Info) (context.Context, *decision) {
 }
 
 // lister answers upstream's getters and listers from the index. role and clusterRole are the resource names in errors
-// about a missing role: upstream's authorizer and upstream's registries use different ones.
+// about a missing role: upstream's authorizer and upstream's registries use different names.
 type lister struct {
 	index             *Index
 	role, clusterRole string

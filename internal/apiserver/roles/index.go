@@ -17,9 +17,9 @@ import (
 // Index has a table of the ClusterRoleBindings, a table of the RoleBindings of each namespace in use, and the grants of
 // the roles in use.
 //
-// Each question brings the index forward to the newest view. It goes once through the events since the last question,
-// and marks the objects that must be read again. So an answer is as new as the request, and costs only as much as the
-// user's own bindings. The index does no work between two questions. It is safe for concurrent use.
+// Each question brings the index forward to the newest view. The question goes once through the events since the last
+// question, and marks the objects that must be read again. So an answer is as new as the request, and costs only as
+// much as the user's own bindings. The index does no work between two questions. It is safe for concurrent use.
 type Index struct {
 	// These indexers read the objects.
 	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
@@ -30,7 +30,7 @@ type Index struct {
 	// cluster is the table of ClusterRoleBindings; namespaced has the tables of RoleBindings, by namespace.
 	cluster    *table
 	namespaced *cache.Cache[string, *table]
-	// granted has the grants of roles; composed has those ClusterRoles among them whose rules come from other roles.
+	// granted has the grants of roles; composed names the ClusterRoles in granted whose rules come from other roles.
 	granted  *cache.Cache[roleName, *grant]
 	composed map[roleName]bool
 }
@@ -124,7 +124,7 @@ func (i *Index) tableOf(namespace string) *table {
 	return t
 }
 
-// wait returns when the request that reads the table is done. It requires mu, but releases it while it waits.
+// wait returns when the request that reads the table is done. It requires mu, but releases mu while it waits.
 func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	i.mu.Unlock()
 	defer i.mu.Lock()
@@ -136,7 +136,7 @@ func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	}
 }
 
-// read reads the marked bindings of a table. It requires mu, but releases it while it reads.
+// read reads the marked bindings of a table. It requires mu, but releases mu while it reads.
 func (i *Index) read(ctx context.Context, t *table) error {
 	v, err := i.forward() // the view must contain every marked change
 	if err != nil {
@@ -154,7 +154,7 @@ func (i *Index) read(ctx context.Context, t *table) error {
 	}
 	t.change(changes, work.whole)
 	t.at, work.done = v.Revision(), true
-	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // updates its size, which may have grown
+	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // updates the table's size, which may have grown
 		i.namespaced.Remove(t.namespace)
 		i.namespaced.Add(t.namespace, t.namespace, t, t.bytes)
 	}

@@ -1,4 +1,4 @@
-// Package roles answers what RBAC allows, from the rules in the newest view.
+// Package roles decides which requests RBAC allows, by the rules in the newest view.
 //
 // Nouns. The Index holds the content of RBAC's objects, arranged for authorization's question: which bindings may apply
 // to this user? A table holds the RoleBindings of one namespace, or the ClusterRoleBindings, by subject. A grant holds
@@ -10,8 +10,8 @@
 //  1. authorizer.go puts the user into the context and asks upstream's authorizer, whose lists come from the index.
 //  2. index.go moves the index forward to the newest view, and marks objects that have changed since the last question.
 //  3. table.go reads the marked bindings, and returns the bindings of the user and the user's groups.
-//  4. For each binding, upstream asks for its role. The index reads and keeps it. If it is aggregated, aggregate.go
-//     composes it.
+//  4. For each binding, upstream asks for the binding's role. The index reads the role and keeps it. If the role is
+//     aggregated, aggregate.go composes its rules.
 package roles
 
 import (

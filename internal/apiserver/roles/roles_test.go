@@ -131,8 +131,9 @@ func visited(ctx context.Context, r validation.AuthorizationRuleResolver, who us
 	return all
 }
 
-// TestIndexIsExact: after any writes, commits and cuts of the tail, upstream's resolver finds the same rules and errors
-// over the index as over lists of all objects, in the same order. One process is asked often, another seldom.
+// TestIndexIsExact: after any writes, commits and cuts of the tail, upstream's resolver finds the same rules and
+// errors, in the same order, over the index and over lists of all objects. The test asks one process often, and another
+// process seldom.
 func TestIndexIsExact(t *testing.T) {
 	open := processes(t, projection.Config{Bucket: memory.New(), InlineBytes: 3000})
 	often, seldom, projector := open(), open(), open().projection
@@ -196,7 +197,7 @@ func TestIndexIsExact(t *testing.T) {
 			require.NoError(t, err)
 		}
 		p := often
-		if r.IntN(20) == 0 { // its view then no longer has the events that it has missed
+		if r.IntN(20) == 0 { // the process that is asked seldom then has a view without the events that it missed
 			p = seldom
 			_, err := p.projection.Commit(t.Context())
 			require.NoError(t, err)
@@ -219,7 +220,7 @@ func TestIndexIsExact(t *testing.T) {
 	require.Greater(t, rulesSeen, 10_000)
 }
 
-// TestMarksSurvive: names that are marked while a table is read, or whose reading fails, are read again.
+// TestMarksSurvive: a name is read again if it was marked while the table was read, or if reading it failed.
 func TestMarksSurvive(t *testing.T) {
 	p := processes(t, projection.Config{Bucket: memory.Strict(t)})()
 	table := newTable(p.index.roleBindings, "default")
@@ -302,7 +303,7 @@ func (p *process) mayGet(ctx context.Context) (allowed bool, err error) {
 	return decided == authorizer.DecisionAllow, err
 }
 
-// TestChangesWhileRulesAreRead: a rule that changes during any of the reads is not kept as it was before.
+// TestChangesWhileRulesAreRead: if a rule changes during any of the reads, its old state is not kept.
 func TestChangesWhileRulesAreRead(t *testing.T) {
 	for _, taken := range []object{annsBinding, annsRole} {
 		for n := 1; ; n++ {
@@ -335,8 +336,8 @@ func TestChangesWhileRulesAreRead(t *testing.T) {
 	}
 }
 
-// TestReadersShareOneReading: many requests that need a table wait for the one that reads it. A waiting request may
-// leave.
+// TestReadersShareOneReading: many requests that need a table wait for the request that reads the table. A waiting
+// request may leave.
 func TestReadersShareOneReading(t *testing.T) {
 	cold, _, bucket := coldRules(t)
 	var reads atomic.Int64

@@ -33,14 +33,14 @@ type table struct {
 
 	// at is the revision of the view that the table was last read from.
 	at projection.Revision
-	// stale has the names that must be read again; whole says that all must be.
+	// stale has the names that must be read again; whole says that all names must be read again.
 	stale map[string]bool
 	whole bool
 	// reading is closed when the request that reads the table is done. It is nil while no request reads it.
 	reading chan struct{}
 }
 
-// binding holds what authorization needs to know of one binding.
+// binding holds the parts of one binding that authorization needs.
 type binding struct {
 	name     string
 	subjects []rbacv1.Subject
@@ -50,7 +50,7 @@ type binding struct {
 	bytes  int64
 }
 
-// How many bytes tables and bindings take roughly, besides the encoded objects.
+// Roughly how many bytes tables and bindings take, besides the encoded objects.
 const (
 	tableOverhead   = 1 << 10
 	bindingOverhead = 600
@@ -71,7 +71,7 @@ const manyStale = 1000
 // mark makes sure that a name is read again.
 func (t *table) mark(name string) {
 	if t.whole || t.byName == nil && t.reading == nil {
-		return // it will be read anyway
+		return // the name will be read anyway
 	}
 	if t.stale == nil {
 		t.stale = map[string]bool{}
@@ -82,12 +82,13 @@ func (t *table) mark(name string) {
 	}
 }
 
-// holds reports whether the table is up to date at a revision. The index must have gone through the events up to it.
+// holds reports whether the table is up to date at a revision. The index must have gone through the events up to that
+// revision.
 func (t *table) holds(wanted projection.Revision) bool {
 	return t.byName != nil && (t.at >= wanted || t.reading == nil && !t.whole && len(t.stale) == 0)
 }
 
-// reread holds what one request has to read again of a table.
+// reread holds the names in a table that one request has to read again.
 type reread struct {
 	rows   *listers.Indexer
 	prefix string
@@ -103,7 +104,7 @@ func (t *table) begin() *reread {
 	return r
 }
 
-// end marks the names again that were not read.
+// end marks again the names that were not read.
 func (t *table) end(r *reread) {
 	close(t.reading)
 	t.reading = nil
@@ -145,7 +146,8 @@ func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*bind
 	return found, nil
 }
 
-// binding returns nil for an object that cannot be decoded. It binds nobody, and must not affect the other bindings.
+// binding returns nil for an object that cannot be decoded. Such an object binds nobody, and must not affect the other
+// bindings.
 func (r *reread) binding(ctx context.Context, row projection.Row) (*binding, error) {
 	object, err := r.rows.Parse(ctx, row)
 	if listers.IsUndecodable(err) {
@@ -172,7 +174,7 @@ func newBinding(object runtime.Object, encoded int) *binding {
 	return b
 }
 
-// change replaces bindings by those that were read: all bindings, or those with the names that were read.
+// change replaces bindings by the bindings that were read: all bindings, or only the bindings with the names in read.
 func (t *table) change(read map[string]*binding, whole bool) {
 	if whole {
 		t.byName, t.users, t.groups = map[string]*binding{}, map[string][]*binding{}, map[string][]*binding{}
@@ -189,7 +191,7 @@ func (t *table) change(read map[string]*binding, whole bool) {
 	}
 }
 
-// add adds a binding. The table must not have one of that name.
+// add adds a binding. The table must not have a binding of that name.
 func (t *table) add(b *binding) {
 	t.byName[b.name] = b
 	t.bytes += b.bytes
@@ -263,7 +265,8 @@ func (t *table) of(who user.Info) []*binding {
 	return found
 }
 
-// If a user has more than manyBindings bindings, only the first to each role is returned.
+// manyBindings is the largest number of a user's bindings that are all returned. For a user with more bindings, only
+// the first binding to each role is returned.
 const manyBindings = 16
 
 func distinctRoles(found []*binding) (distinct []*binding) {

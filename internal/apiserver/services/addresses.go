@@ -16,9 +16,9 @@ import (
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
 )
 
-// GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, refuse to delete addresses
-// that Services have. The function 'service' returns nil if there is no such Service. It must read the view on which
-// the request's writes are computed, or a newer one.
+// GuardAddresses changes the registry of IPAddresses in the storage of networking.k8s.io. The changed registry refuses
+// to delete addresses that Services have. The function 'service' returns nil if there is no such Service. 'service'
+// must read the view on which the request's writes are computed, or a newer view.
 func GuardAddresses(info *genericapiserver.APIGroupInfo, service func(ctx context.Context, namespace, name string) (*corev1.Service, error)) {
 	for _, storage := range info.VersionedResourcesStorageMap {
 		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
@@ -28,8 +28,8 @@ func GuardAddresses(info *genericapiserver.APIGroupInfo, service func(ctx contex
 	}
 }
 
-// addressREST refuses to delete an address that a Service has. The address is the Service's claim. Without it, another
-// Service could get the same address. Upstream deletes the IPAddress, and a loop restores it later.
+// addressREST refuses to delete an address that a Service has. The IPAddress is the Service's claim. Without the claim,
+// another Service could get the same address. Upstream deletes the IPAddress, and a loop restores it later.
 type addressREST struct {
 	*ipaddressstore.REST
 	service func(ctx context.Context, namespace, name string) (*corev1.Service, error)

@@ -38,12 +38,12 @@ type allocator struct {
 	current *attempt // by turn
 
 	mu sync.Mutex
-	// held has the choices of requests that still run in this process, so that they do not choose the same and lose to
-	// each other. If choices were forgotten, requests would only retry more often.
+	// held has the choices of requests that still run in this process, so that two of these requests do not choose the
+	// same name and conflict. If choices were forgotten, requests would only retry more often.
 	held map[string]*proposal // by mu
 }
 
-// proposal is what one request has chosen so far, in all its attempts.
+// proposal has the names that one request has chosen so far, in all its attempts.
 type proposal struct{ names []string }
 
 // attempt is one call of upstream's hooks.
@@ -97,7 +97,7 @@ func (a *allocator) during(ctx context.Context, choose func() error) (err error)
 		return ctx.Err()
 	}
 	view := a.cell.Projection.Current()
-	if kubestore.InTransaction(ctx) { // only its view has what its other operations have taken
+	if kubestore.InTransaction(ctx) { // only the transaction's view has the names that its other operations have taken
 		view = kubestore.ViewFrom(ctx)
 	}
 	if view == nil {
@@ -129,8 +129,8 @@ func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
 	return found, err
 }
 
-// take checks a name that the user asked for, and returns the error 'allocated' if a Service holds it. It ignores the
-// choices of other running requests, because the claim decides who gets the name.
+// take checks a name that the user asked for, and returns the error 'allocated' if a Service holds that name. It
+// ignores the choices of other running requests, because the claim decides who gets the name.
 func (a *allocator) take(key eventlog.Key, allocated error) error {
 	if a.current.taken[key.Name] {
 		return allocated
@@ -167,8 +167,9 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 	return true, nil
 }
 
-// addresses is the allocator as upstream's interface for cluster IPs. Choosing writes nothing, so a dry run chooses as
-// the request itself would. Only the error for an address outside of all ranges has the wording of upstream's dry run.
+// addresses adapts the allocator to upstream's interface for cluster IPs. Choosing writes nothing, so a dry run chooses
+// as the request itself would. Only the error for an address outside of all ranges has the wording of upstream's dry
+// run.
 type addresses struct {
 	*allocator
 	dryRun bool
@@ -195,7 +196,7 @@ func (a addresses) Allocate(ip net.IP) error {
 	if !a.dryRun {
 		return ipallocator.ErrMismatchedNetwork
 	}
-	// Upstream asks any one of the ServiceCIDRs here, and the error names only that one's range.
+	// Here upstream asks an arbitrary ServiceCIDR, and the error names only the range of that ServiceCIDR.
 	ranges := make([]string, len(prefixes))
 	for i, prefix := range prefixes {
 		ranges[i] = prefix.String()
@@ -261,7 +262,7 @@ func isReady(cidr *networkingv1.ServiceCIDR) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (a addresses) Release(net.IP) error { return nil }
 
-// ForEach does nothing: only upstream's repair loop calls it, which we do not run.
+// ForEach does nothing: only upstream's repair loop calls ForEach, and that loop does not run here.
 func (a addresses) ForEach(func(net.IP)) {}
 
 // CIDR returns an empty range, as upstream does for several ServiceCIDRs.
@@ -282,8 +283,8 @@ func (a addresses) Destroy() {}
 // EnableMetrics has nothing to do.
 func (a addresses) EnableMetrics() {}
 
-// ports is the allocator as upstream's interface for node ports. Like upstream's bitmap, it ignores protocols: a number
-// belongs to one Service, which may use it for several protocols.
+// ports adapts the allocator to upstream's interface for node ports. Like upstream's bitmap, it ignores protocols: a
+// number belongs to one Service, which may use it for several protocols.
 type ports struct{ *allocator }
 
 var _ portallocator.Interface = ports{}
@@ -317,7 +318,7 @@ func (p ports) Has(port int) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (p ports) Release(int) error { return nil }
 
-// ForEach does nothing: only upstream's repair loop calls it, which we do not run.
+// ForEach does nothing: only upstream's repair loop calls ForEach, and that loop does not run here.
 func (p ports) ForEach(func(int)) {}
 
 // Destroy has nothing to do.

@@ -24,7 +24,7 @@ import (
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
-// Claims returns the function that names the claims of Services. transformer is that of IPAddresses.
+// Claims returns the function that names the claims of Services. transformer is the transformer of IPAddresses.
 func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc {
 	return serviceClaims{cluster, transformer}.of
 }
@@ -33,7 +33,7 @@ func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc 
 // on the Service, so that kubestore can compare the claims of two versions.
 type serviceClaims struct {
 	cluster string
-	// transformer of IPAddresses, the same as in their own registry.
+	// transformer of IPAddresses, the same as in the registry of IPAddresses.
 	transformer value.Transformer
 }
 
@@ -91,8 +91,8 @@ func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context
 	}
 }
 
-// ipAddress returns the object that upstream's allocator would create. Its uid is derived from the Service's, so that
-// it is the same whenever it is computed.
+// ipAddress returns the object that upstream's allocator would create. Its uid is derived from the Service's uid, so
+// that every computation gives the same uid.
 func ipAddress(service *api.Service, address netip.Addr) *networkingv1.IPAddress {
 	family := string(api.IPv4Protocol)
 	if address.Is6() {

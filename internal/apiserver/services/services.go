@@ -2,8 +2,8 @@
 //
 // Nouns. The allocator chooses an address or a port that is free in the newest view. A choice is only a proposal. A
 // claim is an object that holds the choice: an IPAddress for an address, an object of our own for a node port.
-// Kubestore appends the claims in the same batch as the Service and deletes them with it, so that the log decides which
-// Service gets a choice, and no claim is left over when a process dies (docs/decisions/claims.md).
+// Kubestore appends the claims in the same batch as the Service and deletes the claims with the Service. So the log
+// decides which Service gets a choice, and no claim is left over when a process dies (docs/decisions/claims.md).
 //
 // The path of a new Service through the package:
 //
@@ -24,8 +24,8 @@ import (
 
 // Ranges says which addresses and ports Services may get. The zero value is kube-apiserver's default.
 type Ranges struct {
-	// CIDR is written by bootstrap as ServiceCIDR 'kubernetes'. It is '10.96.0.0/12' by default. Every Service has its
-	// IP family. After bootstrap the ServiceCIDR objects decide about addresses.
+	// CIDR is written by bootstrap as ServiceCIDR 'kubernetes'. It is '10.96.0.0/12' by default. Every Service has the
+	// IP family of CIDR. After bootstrap the ServiceCIDR objects decide about addresses.
 	CIDR string
 	// NodePorts is '30000-32767' by default.
 	NodePorts utilnet.PortRange

@@ -13,18 +13,18 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Secrets are those of type 'kubernetes.io/service-account-token', which hold a token.
+// Secrets fills the Secrets of type 'kubernetes.io/service-account-token', which hold a token.
 type Secrets struct {
-	// Tokens issues theirs, nil if nobody does.
+	// Tokens issues the tokens of these Secrets; nil if this server has no issuer.
 	Tokens *Tokens
 	// Account reads a service account by its namespace and name in a view.
 	Account func(ctx context.Context, v *projection.View, key string) (object runtime.Object, found bool, err error)
-	// RootCA is what a Secret holds beside its token.
+	// RootCA is the certificate that a Secret holds besides its token.
 	RootCA []byte
 }
 
-// Fill gives a Secret of type 'kubernetes.io/service-account-token' what upstream's token controller gives it
-// later. It refuses a Secret that it cannot fill now, because nobody would fill it later.
+// Fill gives a Secret of type 'kubernetes.io/service-account-token' the data that upstream's token controller would add
+// later. Fill refuses a Secret that it cannot fill now, because nobody would fill that Secret later.
 func (s Secrets) Fill(ctx context.Context, v *projection.View, before, after runtime.Object) error {
 	secret, ok := after.(*core.Secret)
 	if !ok {
@@ -38,7 +38,7 @@ func (s Secrets) Fill(ctx context.Context, v *projection.View, before, after run
 	if err != nil {
 		return fmt.Errorf("read service account '%s' of namespace '%s': %w", name, secret.Namespace, err)
 	}
-	account, _ := object.(*corev1.ServiceAccount) // nil if it is not found
+	account, _ := object.(*corev1.ServiceAccount) // nil if there is no such account
 	uid := secret.Annotations[core.ServiceAccountUIDKey]
 	theirs := found && (uid == "" || uid == string(account.UID))
 	if theirs && s.Tokens.Issues() {
@@ -56,7 +56,7 @@ func (s Secrets) Fill(ctx context.Context, v *projection.View, before, after run
 		wrong = field.Invalid(annotations.Key(core.ServiceAccountUIDKey), uid, "the service account has another uid: leave this annotation out")
 	case s.Tokens == nil:
 		wrong = field.Forbidden(field.NewPath("type"), "there is no key to sign its token with: start each process with --service-account-issuer and --service-account-signing-key-file")
-	default: // default: // other servers sign the tokens that this process verifies
+	default: // other servers sign the tokens that this process verifies
 		return nil
 	}
 	return apierrors.NewInvalid(core.Kind("Secret"), secret.Name, field.ErrorList{wrong})

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"gopkg.in/go-jose/go-jose.v2/jwt"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,6 +28,7 @@ import (
 	apiserverserviceaccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	admissionlisters "k8s.io/client-go/listers/admissionregistration/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/kubernetes/pkg/apis/core"
@@ -35,8 +37,8 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// MaxExtendedExpiration is how long a Pod's token is valid that was requested for an hour. Upstream extends it for
-// clients that read their token only once.
+// MaxExtendedExpiration is how long a Pod's token is valid if the token was requested for an hour. Upstream extends the
+// hour for clients that read their token only once.
 const MaxExtendedExpiration = serviceaccount.ExpirationExtensionSeconds * time.Second
 
 // Config has the issuers, keys and audiences of tokens. Its fields are flags of kube-apiserver.
@@ -44,10 +46,10 @@ type Config struct {
 	// Issuers are URLs, or names without a colon. New tokens are of the first issuer; tokens of all issuers are
 	// accepted. Without issuers, tokens are neither issued nor accepted.
 	Issuers []string
-	// SigningKeyFile holds the private key that signs. Without it, tokens are not issued. Its public half verifies
-	// tokens.
+	// SigningKeyFile holds the private key that signs. Without this key, tokens are not issued. The public half of this
+	// key verifies tokens.
 	SigningKeyFile string
-	// KeyFiles hold more keys that verify, for example one that signed formerly. A private key stands for its public
+	// KeyFiles hold more keys that verify, for example a key that signed formerly. A private key stands for its public
 	// half.
 	KeyFiles []string
 	// Audiences are the audiences of this API. If it is empty, the issuers are the audiences.
@@ -174,8 +176,8 @@ func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private 
 	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
 }
 
-// Fill adds to a Secret what upstream's token controller would add: the token of a service account, its namespace and
-// the certificate, if there is one. It may be called only if Issues is true.
+// Fill adds to a Secret the data that upstream's token controller would add: the token of a service account, the
+// account's namespace and the certificate, if there is one. It may be called only if Issues is true.
 func (t *Tokens) Fill(ctx context.Context, secret *core.Secret, account *corev1.ServiceAccount, rootCA []byte) error {
 	data := maps.Clone(secret.Data)
 	if data == nil {
@@ -215,18 +217,17 @@ func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) er
 }
 
 // untracked discards the day on which the token of a Secret was used. Upstream writes that day to a label of the
-// Secret. Here a read would become a write, before the request has a place.
+// Secret. Here a read would become a write, before the request has a seat.
 type untracked struct{ typedcorev1.SecretInterface }
 
-// Secrets implements upstream's SecretsGetter.
 func (u untracked) Secrets(string) typedcorev1.SecretInterface { return u }
 
-// Patch implements SecretInterface.
 func (untracked) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Secret, error) {
 	return nil, nil
 }
 
-// catchingUp makes an exact validator. It exists to infer the type of upstream's private claims, which is not exported.
+// catchingUp makes an exact validator. It infers the type of upstream's private claims, because upstream does not
+// export that type.
 func catchingUp[T any](v serviceaccount.Validator[T], catchUp func(context.Context) error) serviceaccount.Validator[T] {
 	return exact[T]{v, catchUp}
 }
@@ -238,7 +239,7 @@ type exact[T any] struct {
 
 // Validate implements serviceaccount.Validator.
 func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims, private *T) (*apiserverserviceaccount.ServiceAccountInfo, error) {
-	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // else upstream refuses it without reading objects
+	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // else upstream refuses the token and reads no objects
 		if err := e.catchUp(ctx); err != nil {
 			return nil, err
 		}
@@ -246,48 +247,53 @@ func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims
 	return e.Validator.Validate(ctx, token, public, private)
 }
 
-// newestKeys implements upstream's interface with the keys that the files hold now.
+// newestKeys implements serviceaccount.PublicKeysGetter with the keys that the files hold now. It needs no listener.
 type newestKeys struct{ *Tokens }
 
-// AddListener implements serviceaccount.PublicKeysGetter. Every call returns the newest keys, so no listener is needed.
 func (newestKeys) AddListener(serviceaccount.Listener) {}
 
-// GetCacheAgeMaxSeconds implements serviceaccount.PublicKeysGetter.
 func (k newestKeys) GetCacheAgeMaxSeconds() int {
 	return k.keys.Get().verifying.GetCacheAgeMaxSeconds()
 }
 
-// GetPublicKeys implements serviceaccount.PublicKeysGetter.
 func (k newestKeys) GetPublicKeys(ctx context.Context, keyID string) []serviceaccount.PublicKey {
 	return k.keys.Get().verifying.GetPublicKeys(ctx, keyID)
 }
 
-// Objects reads the objects to which tokens are bound. The listers must answer exactly.
+// Objects reads the objects to which tokens are bound, as a serviceaccount.ServiceAccountTokenGetter. The listers must
+// answer exactly.
 type Objects struct {
 	Accounts corelisters.ServiceAccountLister
 	Pods     corelisters.PodLister
 	Secrets  corelisters.SecretLister
 	Nodes    corelisters.NodeLister
+	// Tokens of this API's own calls are bound to a webhook's configuration.
+	ValidatingWebhooks admissionlisters.ValidatingWebhookConfigurationLister
+	MutatingWebhooks   admissionlisters.MutatingWebhookConfigurationLister
 }
 
-// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter.
 func (o Objects) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	return o.Accounts.ServiceAccounts(namespace).Get(name)
 }
 
-// GetPod implements serviceaccount.ServiceAccountTokenGetter.
 func (o Objects) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
 	return o.Pods.Pods(namespace).Get(name)
 }
 
-// GetSecret implements serviceaccount.ServiceAccountTokenGetter.
 func (o Objects) GetSecret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
 	return o.Secrets.Secrets(namespace).Get(name)
 }
 
-// GetNode implements serviceaccount.ServiceAccountTokenGetter.
 func (o Objects) GetNode(_ context.Context, name string) (*corev1.Node, error) {
 	return o.Nodes.Get(name)
+}
+
+func (o Objects) GetValidatingWebhookConfiguration(_ context.Context, name string) (*admissionregistrationv1.ValidatingWebhookConfiguration, error) {
+	return o.ValidatingWebhooks.Get(name)
+}
+
+func (o Objects) GetMutatingWebhookConfiguration(_ context.Context, name string) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
+	return o.MutatingWebhooks.Get(name)
 }
 
 // Paths returns the paths that ServeDiscovery answers.

@@ -7,7 +7,8 @@ import (
 )
 
 // audience holds the subscriptions of one key. A subscription that selects one value of an indexed field gets only
-// events of objects that have the value, or had it. It still compares these objects with its whole selection.
+// events of objects that have the value, or had it. The subscription still compares these objects with its whole
+// selection.
 type audience struct {
 	members   subscriptions
 	unindexed subscriptions
@@ -50,7 +51,7 @@ func (a *audience) remove(s *Subscription) {
 	}
 }
 
-// concerned appends the subscriptions that get the delivery to the list.
+// concerned appends to the list the subscriptions that get the delivery.
 func (a *audience) concerned(d *Delivery, list []*Subscription) []*Subscription {
 	list = a.unindexed.appendTo(list)
 	for i, byValue := range a.indexed {
@@ -76,14 +77,14 @@ func (s subscriptions) appendTo(list []*Subscription) []*Subscription {
 	return list
 }
 
-// Index finds the subscriptions of a store that select one value of a field. An Index without a field means none.
+// Index finds the subscriptions of a store that select one value of a field. An Index without a field means no index.
 type Index struct {
 	Store Store
 	Field string
 }
 
 // values returns the field's value after the event and before it. It does not wait, so the values may be unknown: the
-// object before an update is taken only from the cache, where it mostly is.
+// object before an update is taken only from the cache, which mostly has it.
 func (i Index) values(d *Delivery) (now, then string, known bool) {
 	after, err := d.change(i.Store).loadAfter(context.Background())
 	if err != nil {

@@ -31,8 +31,8 @@ func (m *moved) CachedBefore(*Event) runtime.Object {
 
 func (m *moved) FieldValue(_ string, o runtime.Object) string { return o.(*example.Pod).Spec.NodeName }
 
-// TestIndexConcernsWhoMust: an update concerns the subscriptions that select the new value or the old one, and those
-// that select none. If the old value is not in the cache, it concerns all subscriptions.
+// TestIndexConcernsWhoMust: an update concerns the subscriptions that select the new value or the old value, and the
+// subscriptions that select no value. If the old value is not in the cache, the update concerns all subscriptions.
 func TestIndexConcernsWhoMust(t *testing.T) {
 	on := func(node string) *example.Pod { return &example.Pod{Spec: example.PodSpec{NodeName: node}} }
 	for name, c := range map[string]struct {

@@ -11,14 +11,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Store decodes the objects of an event for the watches of one store. Stores are compared with ==. The objects may be
-// shared, so nobody writes to them. An error holds only for this call: the next call may succeed.
+// Store decodes the objects of an event for the watches of one store. Stores are compared with ==. The decoded objects
+// may be shared, so nobody writes to them. An error holds only for this call: the next call may succeed.
 type Store interface {
 	// ObjectAfter returns the object after the event. For a deletion it returns the deleted object.
 	ObjectAfter(ctx context.Context, e *Event) (runtime.Object, error)
 	// Prompt says that ObjectAfter is quick and does not wait.
 	Prompt(e *Event) bool
-	// ObjectBefore returns the object before the event, or nil if there was none.
+	// ObjectBefore returns the object before the event, or nil if there was no object.
 	ObjectBefore(ctx context.Context, e *Event) (runtime.Object, error)
 	// CachedBefore returns the object of ObjectBefore if that needs no waiting, else nil.
 	CachedBefore(e *Event) runtime.Object

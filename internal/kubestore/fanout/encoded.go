@@ -13,23 +13,24 @@ import (
 )
 
 // encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
-// it. Upstream's encoders recognise it as a CacheableObject, and it gives access to its metadata. It is like upstream's
-// cachingObject, which is not exported, but is not copied on write: nobody may write to it.
+// it. Upstream's encoders recognise encodedOnce as a CacheableObject. encodedOnce also gives access to the object's
+// metadata. It is like upstream's cachingObject, which is not exported. But encodedOnce is not copied on write: nobody
+// may write to it.
 type encodedOnce struct {
 	metav1.Object
 
-	mu        sync.Mutex // guards what follows, but not the fields of an encoding
-	object    runtime.Object
-	decorated bool
-	failed    error             // of the function that decorated it
-	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or chunkOf
+	mu              sync.Mutex // guards the fields below, but not the fields of a representation
+	object          runtime.Object
+	decorated       bool
+	failed          error                   // of the function that decorated it
+	representations map[any]*representation // by runtime.Identifier of upstream's encoders, or eventIn
 }
 
-// Shared is an object that many watches send in the same form.
+// Shared is an object that many watches send in the same encoding.
 type Shared interface {
-	// Decorate lets a function change the object that all of them send, except for its metadata. Each watch must call
-	// Decorate before anything else and with the same function. The function is called once, and every call returns its
-	// error.
+	// Decorate lets a function change the object that all watches send, except for the object's metadata. Each watch
+	// must call Decorate before anything else and with the same function. The function is called once, and every call
+	// returns its error.
 	Decorate(func(runtime.Object) error) error
 }
 
@@ -47,12 +48,12 @@ type announced struct {
 	receipt *Receipt
 }
 
-// Receipt tells when an object was encoded. The watch may wait for that, and so for the client.
+// Receipt tells when an object was encoded. The watch may wait for the encoding, and so for the client.
 type Receipt struct {
 	encoded chan struct{}
 	once    sync.Once // closes encoded
-	// decorated says that the object was changed, and sent that it was encoded and written without error. Both are set
-	// before encoded is closed.
+	// decorated says that the object was changed, and sent that it was encoded and written without error. Both fields
+	// are set before encoded is closed.
 	decorated, sent bool
 }
 
@@ -83,7 +84,7 @@ func (r *Receipt) SentAsIs() bool {
 // CacheEncode implements runtime.CacheableObject. The encoding goes to the client.
 func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	var err error
-	defer func() { a.receipt.once.Do(func() { close(a.receipt.encoded) }) }() // also if it panics
+	defer func() { a.receipt.once.Do(func() { close(a.receipt.encoded) }) }() // also if encode panics
 	if shared, ok := a.Object.(runtime.CacheableObject); ok {
 		err = shared.CacheEncode(id, encode, w)
 	} else {
@@ -102,36 +103,38 @@ func (a *announced) Decorate(change func(runtime.Object) error) error {
 	return Decorate(a.Object, change)
 }
 
-// Form is an encoding of events for clients. Forms are compared with ==. A Form is safe for concurrent use.
-type Form interface {
-	// Chunk encodes an event of an object. It may write to the object.
-	Chunk(t watch.EventType, object runtime.Object) ([]byte, error)
+// Encoding is the encoding of the events that clients are sent. Encodings are compared with ==. An Encoding is safe for
+// concurrent use.
+type Encoding interface {
+	// Encode encodes an event of an object. It may write to the object.
+	Encode(t watch.EventType, object runtime.Object) ([]byte, error)
 }
 
-type chunkOf struct {
-	form Form
-	t    watch.EventType
+type eventIn struct {
+	encoding Encoding
+	t        watch.EventType
 }
 
-// Chunk returns the event's encoding in the form. It is made once, for the first of many watches that needs it. Chunk
-// returns false if the event is not shared by many watches, or cannot be encoded.
-func Chunk(e watch.Event, f Form) (chunk []byte, ok bool) {
+// Encoded returns the encoded event. The event is encoded once, for the first of many watches that needs the encoding.
+// Encoded returns false if the event is not shared by many watches, or cannot be encoded.
+func Encoded(e watch.Event, in Encoding) (event []byte, ok bool) {
 	shared, ok := e.Object.(*encodedOnce)
 	if !ok {
 		return nil, false
 	}
-	made := shared.encoding(chunkOf{f, e.Type})
+	made := shared.representation(eventIn{in, e.Type})
 	made.once.Do(func() {
 		made.err = errPanicked
-		made.data, made.err = f.Chunk(e.Type, shared.GetObject())
+		made.data, made.err = in.Encode(e.Type, shared.GetObject())
 	})
 	return made.data, made.err == nil
 }
 
-// errPanicked marks an encoding whose encoder did not return, so that no other watch takes it for an empty one.
+// errPanicked marks a representation whose encoder did not return, so that no other watch takes it for an empty
+// encoding.
 var errPanicked = errors.New("the object could not be encoded")
 
-type encoding struct {
+type representation struct {
 	once sync.Once
 	data []byte
 	err  error
@@ -145,12 +148,12 @@ func newEncodedOnce(object runtime.Object) *encodedOnce {
 	if !ok {
 		return nil
 	}
-	return &encodedOnce{Object: about, object: object, encodings: map[any]*encoding{}}
+	return &encodedOnce{Object: about, object: object, representations: map[any]*representation{}}
 }
 
 // CacheEncode implements runtime.CacheableObject.
 func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	e := o.encoding(id)
+	e := o.representation(id)
 	e.once.Do(func() {
 		e.err = errPanicked
 		var buffer bytes.Buffer
@@ -169,14 +172,14 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	return err
 }
 
-// encoding returns the entry of one encoding, which may not have been made yet.
-func (o *encodedOnce) encoding(of any) *encoding {
+// representation returns the entry of one representation. The entry may still be empty.
+func (o *encodedOnce) representation(of any) *representation {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	e := o.encodings[of]
+	e := o.representations[of]
 	if e == nil {
-		e = &encoding{}
-		o.encodings[of] = e
+		e = &representation{}
+		o.representations[of] = e
 	}
 	return e
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 )
 
-// TestReceipt: an object whose encoding failed was not sent, and one that was decorated was not sent as it is.
+// TestReceipt: an object whose encoding failed was not sent, and an object that was decorated was not sent as it is.
 func TestReceipt(t *testing.T) {
 	object, ok := Announce(&example.Pod{})
 	require.False(t, ok.SentAsIs())
@@ -39,11 +39,11 @@ func TestEncoderPanics(t *testing.T) {
 	require.Panics(t, func() { _ = shared.CacheEncode("id", encode, io.Discard) })
 	require.Error(t, shared.CacheEncode("id", encode, io.Discard))
 	event := watch.Event{Type: watch.Added, Object: shared}
-	require.Panics(t, func() { Chunk(event, panicking{}) })
-	_, ok := Chunk(event, panicking{})
+	require.Panics(t, func() { Encoded(event, panicking{}) })
+	_, ok := Encoded(event, panicking{})
 	require.False(t, ok)
 }
 
 type panicking struct{}
 
-func (panicking) Chunk(watch.EventType, runtime.Object) ([]byte, error) { panic("no") }
+func (panicking) Encode(watch.EventType, runtime.Object) ([]byte, error) { panic("no") }

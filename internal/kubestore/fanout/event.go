@@ -17,7 +17,7 @@ type Event struct {
 	// RowKey is Key.RowKey(), computed once.
 	RowKey string
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	judged bool
 	void   bool
 }
@@ -46,7 +46,8 @@ func (e *Event) Valid(ctx context.Context, p *projection.Projection) (bool, erro
 	return !e.void, nil
 }
 
-// judge finds out whether the event is void, unless that takes waiting. It returns whether this is known.
+// judge finds out, if it can do so without waiting, whether the event is void. It returns whether the event's validity
+// is known.
 func (e *Event) judge(v *projection.View) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -57,29 +58,29 @@ func (e *Event) judge(v *projection.View) bool {
 	return e.judged
 }
 
-// Delivery is an event on its way to the subscriptions that it concerns, or a bookmark on its way to one of them.
+// Delivery is an event on its way to the subscriptions that it concerns, or a bookmark on its way to one subscription.
 type Delivery struct {
 	// Event is nil in a bookmark.
 	Event *Event
 	// Bookmark is the revision of a bookmark: every event up to it was delivered before.
 	Bookmark eventlog.Revision
-	// Few says that few events come with this one, so the feed has the time to do more for each. If there are many, it
-	// is better to send those that wait for a client together.
+	// Few says that few events come with this event, so the feed has the time to do more for each event. If there are
+	// many events, it is better to send together all events that wait for a client.
 	Few bool
 	// many says that enough watches get the event for an encoding to be worth keeping.
 	many bool
 	// prompt says that the event's objects can be decoded quickly and without waiting.
 	prompt bool
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	changes *change    // of each store
 }
 
 // sharedFrom is how many watches of one event count as many. It is upstream's number.
 const sharedFrom = 3
 
-// promptBytes is how large an event may be for the feed to let watches decode it in the feed's own goroutine, for some
-// 0.3 ms.
+// promptBytes is the largest event that watches may decode in the feed's own goroutine. Decoding an event of that size
+// takes some 0.3 ms.
 const promptBytes = 64 << 10
 
 // size is about how much memory the delivery holds while it waits. It is 0 for a nil delivery and for a bookmark.
@@ -104,7 +105,7 @@ func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionP
 	return watch.Event{Type: t, Object: o.sendable(d.many)}, true, nil
 }
 
-// Prompt says that For is quick and does not wait, for a watch of the store without a selection.
+// Prompt says that, for a watch of the store without a selection, For is quick and does not wait.
 func (d *Delivery) Prompt(s Store) bool { return d.change(s).prompt() }
 
 // change returns the delivery as the store sees it.

@@ -23,29 +23,23 @@ type Feed struct {
 
 	projection *projection.Projection
 
-	mu      sync.Mutex // guards what follows; never held while waiting
+	mu      sync.Mutex // guards the fields below; never held while waiting
 	running bool
 	ended   bool
 	// window ends at the head: every event up to its end was handed to every subscription that the event concerns.
 	window    Window
 	held      int64                // the size of the window as last reported to the budget
 	audiences map[string]*audience // by the subscriptions' first key
-	// requested has the bookmarks that were requested for a revision still to come, by the subscriptions' first key.
-	requested map[string]eventlog.Revision
 	// concerned is memory that fanOut reuses.
 	concerned []*Subscription
 }
 
 // NewFeed returns a feed. It delivers nothing until Run.
 func NewFeed(p *projection.Projection) *Feed {
-	return &Feed{
-		projection: p,
-		audiences:  map[string]*audience{},
-		requested:  map[string]eventlog.Revision{},
-	}
+	return &Feed{projection: p, audiences: map[string]*audience{}}
 }
 
-// Run follows the projection until ctx ends. Only one call may run. It fails only if the log is not the one that the
+// Run follows the projection until ctx ends. Only one call may run. Run fails only if the log is not the log that the
 // process remembers. If the log cannot be reached, Run tries again.
 func (f *Feed) Run(ctx context.Context) error {
 	defer f.end()
@@ -72,8 +66,8 @@ func (f *Feed) Run(ctx context.Context) error {
 
 // past returns the window that the feed needs to follow the projection from the view's revision. After a restart the
 // window is filled from the snapshot, since clients then come back all at once, each from another revision, and one
-// scan serves them all. A window that has fallen far behind is replaced, because it would drop most of what it would
-// read.
+// scan serves them all. A window that has fallen far behind is replaced, because it would drop most of the events that
+// it would read.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	w, head := f.window, v.Revision() // only Run moves the end of the window
 	if w.To == 0 || w.To < v.Floor() || w.To > head || head-w.To > windowEvents {
@@ -91,7 +85,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	return w
 }
 
-// Start makes the feed deliver from the end of the window. Subscriptions that have waited join there.
+// Start makes the feed deliver from the end of the window. Subscriptions that have waited join at that revision.
 func (f *Feed) Start(w Window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,10 +99,10 @@ func (f *Feed) Start(w Window) {
 // errBehind says that the snapshot is ahead of the feed by more events than a window holds.
 var errBehind = errors.New("the snapshot has more events that were not delivered than are held at once")
 
-// follow delivers the events of a newer view. If the feed is late, it reads the events that have left the view's tail
-// from the snapshot. The budget does not count events before they are in the window. So if there are more of them than
-// a window may have, follow delivers nothing. Then Run fills a new window, and each watch reads by itself what it
-// missed.
+// follow delivers the events of a newer view. If the feed is late, follow reads from the snapshot the events that have
+// left the view's tail. The budget does not count events before they are in the window. So if there are more such
+// events than a window may have, follow delivers nothing. Then Run fills a new window, and each watch reads the missed
+// events by itself.
 func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	var events []*Event
 	after := f.window.To // only Run moves the end of the window
@@ -135,8 +129,8 @@ func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	return nil
 }
 
-// Deliver hands the next events to the subscriptions that they concern, and waits for none of these. UpTo ends an
-// append: no window and no bookmark ends inside one.
+// Deliver hands the next events to the subscriptions that they concern, and waits for no subscription. UpTo is the end
+// of an append: no window and no bookmark ends inside an append.
 func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	if len(events) > 0 {
 		f.changed()
@@ -149,11 +143,6 @@ func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	}
 	f.window.To = upTo
 	f.hold()
-	for first, target := range f.requested {
-		if target <= f.window.To {
-			f.notify(first)
-		}
-	}
 }
 
 func (f *Feed) changed() {
@@ -162,8 +151,8 @@ func (f *Feed) changed() {
 	}
 }
 
-// fanOut looks up every key under which a subscription to the event may be: the row key, and each prefix of it that
-// ends with a slash.
+// fanOut looks up every key under which a subscription to the event may be: the row key, and each prefix of the row key
+// that ends with a slash.
 func (f *Feed) fanOut(e *Event, few bool) {
 	d := NewDelivery(e)
 	d.Few = few
@@ -193,7 +182,7 @@ const few = 4
 const offeredAlone = 32
 
 // offer returns the subscriptions that have not taken the delivery. It writes to the list. Since no subscription makes
-// it wait, it uses all processors.
+// offer wait, it uses all processors.
 func offer(d *Delivery, list []*Subscription) []*Subscription {
 	each := max(offeredAlone, (len(list)-1)/runtime.GOMAXPROCS(0)+1)
 	parts := slices.Collect(slices.Chunk(list, each))
@@ -210,21 +199,7 @@ func offerEach(d *Delivery, list []*Subscription) []*Subscription {
 	return slices.DeleteFunc(list, func(s *Subscription) bool { return s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) })
 }
 
-// notify gives a bookmark at the head to the subscriptions that want progress.
-func (f *Feed) notify(first string) {
-	delete(f.requested, first)
-	a := f.audiences[first]
-	if a == nil {
-		return
-	}
-	for s := range a.members {
-		if s.Progress {
-			f.push(s, &Delivery{Bookmark: f.window.To}, f.window.To)
-		}
-	}
-}
-
-// stop sends every watch back to reading the past, because the next event may not follow the last one.
+// stop sends every watch back to reading the past, because the next event may not follow the last delivered event.
 func (f *Feed) stop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

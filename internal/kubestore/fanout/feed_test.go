@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestFeedFarBehind: a feed that was cut off for long never gathers more events than a window holds. In that case it
-// delivers nothing, so that each watch reads by itself what it missed, and its new window is the newest past.
+// TestFeedFarBehind: a feed that was cut off for long never gathers more events than a window holds. Such a feed
+// delivers nothing, so that each watch reads the missed events by itself, and the feed's new window is the newest past.
 func TestFeedFarBehind(t *testing.T) {
 	const share = 100 << 10 // bytes of a window
 	for _, c := range []struct {

@@ -12,9 +12,9 @@ import (
 // object is an object of a change. It is decoded, asked for its attributes and encoded at most once. Nobody writes to
 // it.
 type object struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	loaded  bool
-	decoded runtime.Object // nil if there was none
+	decoded runtime.Object // nil if there was no object
 
 	attributed bool
 	labels     labels.Set
@@ -24,8 +24,8 @@ type object struct {
 	encoded *encodedOnce
 }
 
-// load returns the object, or nil if there is none. It does not keep an error, because the bucket or the key service
-// may answer the next watch.
+// load returns the object, or nil if there is no object. It does not keep an error, because the bucket or the key
+// service may answer the next watch.
 func (o *object) load(load func() (runtime.Object, error)) (runtime.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,7 +41,7 @@ func (o *object) load(load func() (runtime.Object, error)) (runtime.Object, erro
 }
 
 // matches is Predicate.Matches for the loaded object. A nil predicate matches everything. All watches of a store share
-// the GetAttrs of its registry, which costs far more than the comparison.
+// one call of the registry's GetAttrs: the call costs far more than the comparison.
 func (o *object) matches(p *storage.SelectionPredicate) bool {
 	if p == nil {
 		return true
@@ -59,7 +59,7 @@ func (o *object) matches(p *storage.SelectionPredicate) bool {
 	return o.attrsErr == nil && p.MatchesObjectAttributes(o.labels, o.fields)
 }
 
-// sendable returns the loaded object for one watch: a copy, or for many watches the one that is encoded once.
+// sendable returns the loaded object for one watch: a copy, or for many watches the object that is encoded once.
 func (o *object) sendable(many bool) runtime.Object {
 	if !many {
 		return o.decoded.DeepCopyObject()

@@ -7,8 +7,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// QueueLength is how many events a watch may fall behind before it leaves the feed. Several waiting events may have
-// queueBytes together at most, because the budget does not count the events that wait for a slow watch.
+// QueueLength is how many events a watch may fall behind before it leaves the feed. Several waiting events together may
+// have at most queueBytes, because the budget does not count the events that wait for a slow watch.
 const (
 	QueueLength = 64
 	queueBytes  = 4 << 20
@@ -21,15 +21,13 @@ type Subscription struct {
 	// Index and Value leave out events of objects whose indexed field has another value.
 	Index Index
 	Value string
-	// Progress says that this watch gets the bookmarks of RequestProgress.
-	Progress bool
-	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and returns whether it did. It
-	// must not wait. The feed calls it while the watch is idle, and waits for it. So a change that many watches get
-	// need not wake a goroutine for each of them.
+	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and returns whether it took the
+	// delivery. Offer must not wait: the feed calls Offer while the watch is idle, and waits until Offer returns. So a
+	// change that many watches get need not wake a goroutine for each watch.
 	Offer func(*Delivery) bool
 
-	// busy counts the deliveries that the watch has not finished, and one more for the past. Waiting is the size of
-	// their events.
+	// busy counts the deliveries that the watch has not finished, and one more for the past. Waiting is the size of the
+	// events of these deliveries.
 	busy     atomic.Int32
 	waiting  atomic.Int64
 	joined   chan Window
@@ -37,11 +35,12 @@ type Subscription struct {
 	complete eventlog.Revision
 }
 
-// Joined yields one window, at whose end the subscription begins. It is closed without a window if the feed has ended.
+// Joined yields one window, at whose end the subscription begins. The channel is closed without a window if the feed
+// has ended.
 func (s *Subscription) Joined() <-chan Window { return s.joined }
 
-// Queue yields the deliveries after that window, in order. It is closed when the watch could not keep up or the feed
-// stopped.
+// Queue yields the deliveries after that window, in order. The channel is closed when the watch could not keep up or
+// the feed stopped.
 func (s *Subscription) Queue() <-chan *Delivery { return s.queue }
 
 // Done says that the watch has finished one more delivery of the queue, or, if d is nil, the past.
@@ -95,19 +94,7 @@ func (f *Feed) Bookmark(s *Subscription) {
 	}
 }
 
-// RequestProgress requests a bookmark for the subscriptions of a prefix that want progress. They get it as soon as the
-// feed has reached the target.
-func (f *Feed) RequestProgress(prefix string, target eventlog.Revision) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.running && f.window.To >= target {
-		f.notify(prefix)
-		return
-	}
-	f.requested[prefix] = max(f.requested[prefix], target)
-}
-
-// Subscriptions is how many watches of a key or a prefix have joined the feed. Those that still wait for the feed are
+// Subscriptions is how many watches of a key or a prefix have joined the feed. Watches that still wait for the feed are
 // not counted.
 func (f *Feed) Subscriptions(first string) int {
 	f.mu.Lock()

@@ -6,16 +6,17 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// The window has at most windowEvents events, and takes at most one of windowShares parts of the process's budget. That
-// is about as much of the past as clients need after a lost connection. An event takes eventOverhead besides its body.
+// The window has at most windowEvents events, and takes at most one of windowShares parts of the process's budget. Such
+// a window has about as much of the past as clients need after a lost connection. An event takes eventOverhead besides
+// its body.
 const (
 	windowEvents  = 16 << 10
 	windowShares  = 8
 	eventOverhead = 550
 )
 
-// Window is the newest part of the past. When many watches come back at once, it saves each of them a read of the log
-// or the snapshot. A copy of a window does not change: events are only ever appended.
+// Window is the newest part of the past. When many watches come back at once, the window saves each watch a read of the
+// log or the snapshot. A copy of a window does not change: events are only ever appended.
 type Window struct {
 	// Every event after From and up to To is in the window, even a void one. The log's barriers are not in it.
 	From, To eventlog.Revision
@@ -40,11 +41,11 @@ func (w *Window) add(e *Event, budget int64) {
 	}
 }
 
-// halve drops the older half. The rest gets an array with the given capacity at least.
+// halve drops the older half. The newer half gets an array of at least the given capacity.
 func (w *Window) halve(capacity int) {
 	n := max(len(w.events)/2, 1) // one event may be larger than the whole budget
 	w.From = w.events[n-1].Revision
-	// The array is new, because copies of the window still read the old one.
+	// The array is new, because copies of the window still read the old array.
 	w.events = append(make([]*Event, 0, max(capacity, len(w.events)-n)), w.events[n:]...)
 	w.bytes = 0
 	for _, e := range w.events {

@@ -22,7 +22,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		changes      int
-		bytes, apart int // of one change; revisions from one to the next
+		bytes, apart int // the bytes of a change; the distance in revisions to the next change
 	}{
 		{"few", 10, 1, 1},
 		{"as many as it may hold", windowEvents, 0, 1},
@@ -34,7 +34,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
 			w := Window{From: 3, To: 3}
-			var added []eventlog.Revision // those that the window claims to hold
+			var added []eventlog.Revision // the revisions that the window claims to hold
 			for i := range c.changes {
 				rev, from := eventlog.Revision(4+i*c.apart), w.From
 				w.add(newEvent("", eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}), testBytes)
@@ -89,7 +89,7 @@ func TestEventsTakeWhatTheyCount(t *testing.T) {
 		}), enough)
 		return w
 	}
-	kept := []Window{read()} // the log's server caches what it has read
+	kept := []Window{read()} // the log's server caches the events that it has read
 	before := heap()
 	kept = append(kept, read())
 	require.InEpsilon(t, heap()-before, kept[1].bytes, 0.2)

@@ -4,19 +4,19 @@
 // An object is a file, whose path is the key. A write has four steps:
 //
 //  1. The content is written to its own file in '.staged' and fsynced. A crash leaves a staged file that no key names.
-//     The first write of another process removes it when it is an hour old.
+//     Once the file is an hour old, the first write of another process removes it.
 //  2. The folder's lock is taken (flock of '.lock', which ends with its process) and the precondition checked.
-//  3. Create links the staged file to its key, which fails if the key is taken; Replace renames it over the key. A
-//     crash here leaves the old state or the new one, never a part.
-//  4. The key's folder is fsynced, and its parents the first time, before the lock is released. Get takes the lock too,
-//     so the objects that it reads are durable. An object that a crash leaves unsynced is visible; the next write in
-//     that folder or the next Open makes it durable.
+//  3. Create links the staged file to its key, which fails if the key is taken; Replace renames the staged file over
+//     the key. A crash here leaves the old state or the new one, never a part.
+//  4. Before the lock is released, the key's folder is fsynced. At the first use of the folder, its parents are fsynced
+//     too. Get takes the lock too, so the objects that it reads are durable. If a crash leaves folder entries unsynced,
+//     the next write in that folder or the next Open makes the entries durable.
 //
-// Others with write access to the folder could put anything there. So nothing outside of it is ever read, written or
-// removed (os.Root), and only regular files are objects: Open refuses a bucket with links, pipes or devices.
+// Others with write access to the folder could put anything there. So nothing outside of the folder is ever read,
+// written or removed (os.Root), and only regular files are objects: Open refuses a bucket with links, pipes or devices.
 //
-// The ETag is a hash of the content. A caller that must tell a content from a later equal one must make its contents
-// unique. A file system that ignores case needs keys that differ in more than case.
+// The ETag is a hash of the content. A caller that must tell a content from an equal later content must make its
+// contents unique. A file system that ignores case needs keys that differ in more than case.
 package filesystem
 
 import (
@@ -44,7 +44,7 @@ import (
 const (
 	lockName   = ".lock"
 	stagedName = ".staged"
-	// stagedAge is how old a staged file must be to be taken for a crashed write's. No write takes so long.
+	// stagedAge is the age at which a staged file counts as left by a crashed write. No write takes so long.
 	stagedAge = time.Hour
 )
 
@@ -73,7 +73,7 @@ func Open(folder string) (*Bucket, error) {
 	return b, nil
 }
 
-// makeRoot opens the folder. If it creates the folder, it makes it durable. The path of the folder may contain links.
+// makeRoot opens the folder. A folder that makeRoot creates is durable. The path of the folder may contain links.
 func makeRoot(folder string) (*os.Root, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
@@ -92,8 +92,8 @@ func makeRoot(folder string) (*os.Root, error) {
 	return os.OpenRoot(folder)
 }
 
-// syncAll fsyncs every folder. A process that died between the third and the fourth step of a write left an object that
-// everyone sees and a power failure could still undo. syncAll refuses files that this package never makes.
+// syncAll fsyncs every folder, for objects of processes that died between the third and the fourth step of a write. It
+// refuses files that this package never makes.
 func (b *Bucket) syncAll() error {
 	return fs.WalkDir(b.root.FS(), ".", func(path string, e fs.DirEntry, err error) error {
 		switch {
@@ -110,7 +110,7 @@ func (b *Bucket) syncAll() error {
 }
 
 func (b *Bucket) foreign(path string) error {
-	return fmt.Errorf("'%s' is no regular file, and a bucket has nothing else: see what put it there, and remove it",
+	return fmt.Errorf("'%s' is not a regular file, and a bucket has nothing else: see what put it there, and remove it",
 		filepath.Join(b.root.Name(), path))
 }
 
@@ -181,7 +181,8 @@ func (b *Bucket) link(from, to string) error {
 	return err
 }
 
-// Copy implements bucket.Bucket. It gives the file another name. A file is never changed, so the names are two objects.
+// Copy implements bucket.Bucket. It gives the file another name. A file is never changed, so each name is an object of
+// its own.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	original, err := b.path(ctx, from)
 	if err != nil {
@@ -232,14 +233,14 @@ func (b *Bucket) write(
 	if err != nil {
 		return "", failure(op, key, err)
 	}
-	defer func() { _ = b.root.Remove(staged) }() // after a link another name of the object, after a rename gone
+	defer func() { _ = b.root.Remove(staged) }() // after a link: one more name of the object; after a rename: gone
 	if err := b.change(ctx, op, key, path, func() error { return publish(staged, path) }); err != nil {
 		return "", err
 	}
 	return etagOf(body), nil
 }
 
-// change does the second to the fourth of these steps.
+// change does the second to the fourth step of the package comment.
 func (b *Bucket) change(ctx context.Context, op, key, path string, change func() error) error {
 	unlock, err := b.lock(ctx, unix.LOCK_EX)
 	if err != nil {
@@ -277,7 +278,7 @@ func (b *Bucket) stage(body []byte) (string, error) {
 	return staged, nil
 }
 
-// Delete implements bucket.Bucket. It is as durable as any write. The folder stays.
+// Delete implements bucket.Bucket. A deletion is as durable as a write. The key's folder stays.
 func (b *Bucket) Delete(ctx context.Context, key string) error {
 	path, err := b.path(ctx, key)
 	if err != nil {
@@ -354,7 +355,7 @@ func (b *Bucket) path(ctx context.Context, key string) (string, error) {
 }
 
 // makeFolder creates a folder below the root, and fsyncs its parents once in the life of each Bucket: another process
-// may have created the folder and died before it fsynced them.
+// may have created the folder and died before it fsynced the parents.
 func (b *Bucket) makeFolder(folder string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -391,7 +392,7 @@ func (b *Bucket) removeAbandoned() {
 	}
 }
 
-// openObject opens a regular file. If the file is a pipe, it does not wait for the other end.
+// openObject opens a regular file. It does not wait for the other end of a pipe.
 func (b *Bucket) openObject(path string) (*os.File, error) {
 	f, err := b.root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if missing(err) {
@@ -441,7 +442,7 @@ func (b *Bucket) syncFolder(path string) error {
 	return syncAndClose(b.openFolder(path))
 }
 
-// openFolder opens a folder. It does not wait for a pipe either.
+// openFolder opens a folder. It does not wait for the other end of a pipe either.
 func (b *Bucket) openFolder(path string) (*os.File, error) {
 	return b.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 }
@@ -466,7 +467,7 @@ func etagOf(body []byte) string {
 	return fmt.Sprintf("%x-%d", sum[:16], len(body))
 }
 
-// missing reports whether a file does not exist, also because its path leads through another file.
+// missing reports whether the error says that a file does not exist, or that its path leads through another file.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }

@@ -21,11 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/logplane/logplane/projection/bucket"
-	"github.com/logplane/logplane/projection/bucket/buckettest"
 )
 
 // A process of these tests with writerFolder in its environment is one of several writers in that folder.
-// writerIncrements says how often it writes.
+// writerIncrements says how often the process writes.
 const (
 	writerFolder     = "BUCKET_TEST_WRITER_FOLDER"
 	writerIncrements = "BUCKET_TEST_WRITER_INCREMENTS"
@@ -46,12 +45,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every call opens the folder anew, as another process would.
-func TestConformance(t *testing.T) {
-	folder := t.TempDir()
-	buckettest.Run(t, func(t *testing.T) bucket.Bucket { return open(t, folder) })
-}
-
 func open(t *testing.T, folder string) *Bucket {
 	t.Helper()
 	b, err := Open(folder)
@@ -65,7 +58,7 @@ const (
 	endless = math.MaxInt32
 )
 
-// increment is the whole life of a writer: it increments the count, and prints a line for each time.
+// increment is the whole life of a writer: it increments the count, and prints a line for each increment.
 func increment(folder string, increments int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -91,7 +84,7 @@ func increment(folder string, increments int) error {
 	return nil
 }
 
-// count is the count followed by a nonce, which makes every content unique.
+// count returns the count followed by a nonce, which makes every content unique.
 func count(n uint64) []byte {
 	body := binary.BigEndian.AppendUint64(nil, n)
 	return binary.BigEndian.AppendUint64(body, rand.Uint64())
@@ -113,7 +106,8 @@ func TestTwoProcessesLoseNoReplacement(t *testing.T) {
 	require.EqualValues(t, 2*increments, countIn(t, b))
 }
 
-// A killed writer blocks nobody and leaves no partial object. What it acknowledged is there.
+// TestKilledWriter: a killed writer blocks nobody and leaves no partial object. Every increment that the writer
+// acknowledged is there.
 func TestKilledWriter(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -157,8 +151,8 @@ func countIn(t *testing.T, b *Bucket) uint64 {
 	return binary.BigEndian.Uint64(body)
 }
 
-// A request that waits for a stopped holder of the lock waits no longer than its context, and the lock is free
-// afterwards.
+// TestStoppedHolderOfTheLock: a request that waits for a stopped holder of the lock waits no longer than its context,
+// and the lock is free afterwards.
 func TestStoppedHolderOfTheLock(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -185,7 +179,7 @@ func TestStoppedHolderOfTheLock(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The first write removes abandoned files. Reads remove nothing.
+// TestWritesRemoveAbandonedOnes: the first write removes abandoned files. Reads remove nothing.
 func TestWritesRemoveAbandonedOnes(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -211,7 +205,7 @@ func TestWritesRemoveAbandonedOnes(t *testing.T) {
 	}))
 }
 
-// No write leaves its staged file behind, whatever its outcome.
+// TestNothingStaysStaged: no write leaves its staged file behind, whatever its outcome.
 func TestNothingStaysStaged(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -234,8 +228,8 @@ func TestNothingStaysStaged(t *testing.T) {
 	require.Empty(t, staged)
 }
 
-// planted are things that others with write access to a bucket's folder could put in place of its own files. Each
-// function gets the path, and the path of a folder outside of the bucket with a file "a".
+// planted are things that others with write access to a bucket's folder could put in place of the bucket's own files.
+// Each function gets the path, and the path of a folder outside of the bucket with a file "a".
 var planted = map[string]func(path, outside string) error{
 	"link to a folder": func(path, outside string) error { return os.Symlink(outside, path) },
 	"link to a file":   func(path, outside string) error { return os.Symlink(filepath.Join(outside, "a"), path) },
@@ -252,8 +246,8 @@ var planted = map[string]func(path, outside string) error{
 	},
 }
 
-// Open refuses a bucket with anything but folders and regular files, wherever it is, names it, and touches nothing
-// outside of the bucket.
+// TestOpenRefusesWhatIsNoFile: Open refuses a bucket that has anything but folders and regular files, in whichever
+// folder. Open names that entry, and touches nothing outside of the bucket.
 func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	for what, plant := range planted {
 		for _, place := range []string{"cell/root", "cell/seg", stagedName, lockName} {
@@ -269,18 +263,19 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 				if err == nil {
 					_, _ = b.Create(t.Context(), "cell/other", []byte("x"))
 				}
-				require.ErrorContains(t, err, "'"+path+"' is no regular file")
+				require.ErrorContains(t, err, "'"+path+"' is not a regular file")
 				require.FileExists(t, file)
 			})
 		}
 	}
 }
 
-// A thing that is planted later leads nowhere: the bucket neither reads nor writes it, waits for it, nor removes it.
+// TestNothingLeadsOutOfTheBucket: a thing that is planted later has no effect: the bucket does not read, write or
+// remove it, and does not wait for it.
 func TestNothingLeadsOutOfTheBucket(t *testing.T) {
 	for what, plant := range planted {
 		if what == "link within" {
-			continue // it is followed
+			continue // such a link is followed
 		}
 		t.Run(what, func(t *testing.T) {
 			folder, outside := t.TempDir(), t.TempDir()
@@ -362,7 +357,8 @@ func BenchmarkReplace(b *testing.B) {
 	}
 }
 
-// At most one writer of a process waits in the system call, on a thread, even when nobody waits for it any more.
+// TestWritersWaitWithoutThreads: at most one writer of a process waits in the system call, on a thread, even when
+// nobody waits for the writer any more.
 func TestWritersWaitWithoutThreads(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
@@ -386,7 +382,7 @@ func TestWritersWaitWithoutThreads(t *testing.T) {
 	require.LessOrEqual(t, descriptors(), before+1)
 }
 
-// A folder that is reached by a link is listed, synced and opened like any other.
+// TestALinkedFolder: a folder that is reached by a link is listed, synced and opened like any other.
 func TestALinkedFolder(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(t.TempDir(), link))

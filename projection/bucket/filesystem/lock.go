@@ -9,8 +9,8 @@ import (
 )
 
 // lock takes the flock of the bucket's folder, shared or exclusive, or waits for it until ctx ends. Every holder opens
-// the file anew, so the lock excludes goroutines of one process as well as other processes, and the end of a process
-// releases it. At most one writer of a process waits in the system call, where it occupies a thread.
+// the file anew, so the lock also works between goroutines of one process. At most one writer of a process waits in the
+// system call, where it occupies a thread.
 func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
 	next := func() {}
 	if how == unix.LOCK_EX {

@@ -35,7 +35,7 @@ const (
 	OpDelete   Op = "delete"
 )
 
-// Fault says what happens to a request.
+// Fault is the outcome of a request.
 type Fault int
 
 const (
@@ -53,7 +53,7 @@ const (
 type Bucket struct {
 	failer failer // nil: not strict
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	fault   func(op Op, key string) Fault
 	objects map[string]object
 	deleted map[string]bool // keys that were deleted and not created again
@@ -78,13 +78,13 @@ func New() *Bucket { return Strict(nil) }
 
 // Strict returns an empty bucket that fails the test if the projection breaks a promise. The projection must never
 // replace an object other than one named 'root', delete a root, create a different object under a taken key, or read a
-// deleted one.
+// deleted object.
 func Strict(t failer) *Bucket {
 	return &Bucket{failer: t, objects: map[string]object{}, deleted: map[string]bool{}}
 }
 
-// Inject makes the bucket ask hook before every request what shall happen to it; nil ends that. Many goroutines may
-// call the hook, one at a time. The hook must not use the bucket.
+// Inject makes the bucket call hook before every request; the hook decides the request's Fault. A nil hook ends the
+// injection. Many goroutines may call the hook, one at a time. The hook must not use the bucket.
 func (b *Bucket) Inject(hook func(op Op, key string) Fault) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

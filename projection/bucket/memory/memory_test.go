@@ -7,20 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/projection/bucket"
-	"github.com/logplane/logplane/projection/bucket/buckettest"
 )
 
-func TestConformance(t *testing.T) {
-	byTest := map[string]bucket.Bucket{}
-	buckettest.Run(t, func(t *testing.T) bucket.Bucket {
-		if byTest[t.Name()] == nil {
-			byTest[t.Name()] = New()
-		}
-		return byTest[t.Name()]
-	})
-}
-
-// An object that is changed and changed back passes a stale condition. Because of this danger every root is unique.
+// TestHashedETags: an object that is changed and changed back passes a stale condition. Because of this danger every
+// root is unique.
 func TestHashedETags(t *testing.T) {
 	b := New()
 	first, err := b.Create(t.Context(), "root", []byte("A"))

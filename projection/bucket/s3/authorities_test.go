@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAuthorities: a server with a certificate that the system does not know is trusted only with a CA file.
+// TestAuthorities: a server whose certificate the system does not know is trusted only with a CA file.
 func TestAuthorities(t *testing.T) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()

@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// TestExpiredKeys: a role's keys are fetched again once they have expired, as after a freeze, and not before.
+// TestExpiredKeys: a role's keys are fetched again once the keys have expired, as after a freeze, and not earlier.
 func TestExpiredKeys(t *testing.T) {
 	var used []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -54,7 +54,7 @@ func TestExpiredKeys(t *testing.T) {
 	require.Equal(t, 2, given)
 }
 
-// TestReconnect: if the connections have died unnoticed, the next request after Reconnect makes a new one.
+// TestReconnect: if the connections have died unnoticed, the next request after Reconnect makes a new connection.
 func TestReconnect(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("ETag", `"e"`) }))
 	defer server.Close()

@@ -32,9 +32,9 @@ import (
 type Config struct {
 	// Endpoint is the URL of a server other than Amazon's, for example 'http://127.0.0.1:9000'; empty for Amazon S3.
 	Endpoint string
-	// Region is empty for the environment's region, or else 'us-east-1'.
+	// Region, if empty, is the environment's region, or 'us-east-1' if the environment has none.
 	Region string
-	// Bucket is its name. It must exist: see Ensure.
+	// Bucket is the bucket's name. The bucket must exist: see Ensure.
 	Bucket string
 	// AccessKey and SecretKey are both empty for the SDK's default chain (environment, files, roles).
 	AccessKey, SecretKey string
@@ -81,6 +81,7 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open S3 bucket: %w", err)
 	}
+	loaded.Credentials = keys{loaded.Credentials}
 	loaded.Region = cmp.Or(loaded.Region, "us-east-1")
 	b := &Bucket{name: c.Bucket, region: loaded.Region, timeout: cmp.Or(c.RequestTimeout, defaultTimeout)}
 	b.connect = func() *awss3.Client { // each client has its own connections; all share the keys
@@ -98,7 +99,7 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	return b, nil
 }
 
-// Reconnect implements what bucket.Reconnect asks for. Unused connections close by themselves.
+// Reconnect does the work of bucket.Reconnect. Unused connections close by themselves.
 func (b *Bucket) Reconnect() { b.client.Store(b.connect()) }
 
 func loading(c Config) []func(*config.LoadOptions) error {
@@ -106,7 +107,7 @@ func loading(c Config) []func(*config.LoadOptions) error {
 		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 			t.MaxIdleConnsPerHost = 64 // a list reads that many segments at once
 		})),
-		// By default the SDK sends trailing checksums over https, which other servers reject.
+		// By default the SDK sends trailing checksums over https. Servers other than Amazon's reject such checksums.
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired),
 	}
@@ -121,15 +122,41 @@ func loading(c Config) []func(*config.LoadOptions) error {
 	return options
 }
 
+// keys are the keys that the SDK finds. If it finds none, the error says where it has looked.
+type keys struct{ aws.CredentialsProvider }
+
+// Retrieve implements aws.CredentialsProvider.
+func (k keys) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	found, err := k.CredentialsProvider.Retrieve(ctx)
+	if err == nil || errors.Is(ctx.Err(), context.Canceled) {
+		return found, err
+	}
+	env, _ := config.NewEnvConfig() // its errors are those of Open
+	var unset []string
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} {
+		if os.Getenv(name) == "" {
+			unset = append(unset, name)
+		}
+	}
+	return found, fmt.Errorf("there are no keys for S3: not set in the environment: %s; no keys of the profile '%s' in '%s'; none from a role: %w",
+		strings.Join(unset, " and "), cmp.Or(env.SharedConfigProfile, config.DefaultSharedConfigProfile),
+		cmp.Or(env.SharedCredentialsFile, config.DefaultSharedCredentialsFilename()), err)
+}
+
 // Ensure finds the bucket. If it is missing and mayMake is set, Ensure makes it, and says so.
 func (b *Bucket) Ensure(ctx context.Context, mayMake bool) (made bool, err error) {
 	_, err = send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name})
 	var answer *awshttp.ResponseError
-	missing := errors.As(err, &answer) && answer.HTTPStatusCode() == http.StatusNotFound
+	status := 0
+	if errors.As(err, &answer) {
+		status = answer.HTTPStatusCode()
+	}
 	switch {
 	case err == nil:
 		return false, nil
-	case !missing:
+	case status == http.StatusForbidden: // without a reason, because the answer has no body
+		return false, fmt.Errorf("find bucket '%s': the server refuses the keys, or they may not list this bucket: %w", b.name, err)
+	case status != http.StatusNotFound:
 		return false, fmt.Errorf("find bucket '%s': %w", b.name, err)
 	case !mayMake:
 		return false, fmt.Errorf("there is no bucket '%s': correct its name, or give --create-bucket to make it", b.name)
@@ -198,7 +225,7 @@ func rangeHeader(offset, length int64) string {
 	return fmt.Sprintf("bytes=%d-%d", offset, last)
 }
 
-// get sends a read. It reads again if the body breaks off, which the SDK does not retry.
+// get sends a read. It reads again if the body breaks off, because the SDK does not retry such a read.
 func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte, out *awss3.GetObjectOutput, err error) {
 	if err := bucket.CheckKey(key); err != nil {
 		return nil, nil, err
@@ -239,7 +266,7 @@ func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, e
 // Replace implements bucket.Bucket.
 func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
 	if etag == "" || etag == "*" {
-		// S3 takes these for any object, but here they are ETags that no object has.
+		// To S3 these two ETags mean any object. Here they are ETags that no object has.
 		if err := bucket.CheckKey(key); err != nil {
 			return "", err
 		}
@@ -270,7 +297,7 @@ func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	if err := errors.Join(bucket.CheckKey(from), bucket.CheckKey(to)); err != nil {
 		return err
 	}
-	// A path may contain '+' unescaped, but servers take it for a space. So it is escaped.
+	// A path may contain an unescaped '+', but servers take '+' for a space. So '+' is escaped here.
 	source := strings.NewReplacer("%2F", "/", "+", "%20").Replace(url.QueryEscape(b.name + "/" + from))
 	in := &awss3.CopyObjectInput{Bucket: &b.name, Key: &to, CopySource: &source, IfNoneMatch: aws.String("*")}
 	_, err := send(ctx, b, (*awss3.Client).CopyObject, in, once)
@@ -291,7 +318,7 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 		for _, o := range page.Contents {
 			a := bucket.Attributes{Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), Modified: aws.ToTime(o.LastModified)}
 			if a.Key <= last {
-				// S3 directory buckets do this.
+				// S3 directory buckets do not list in order.
 				return fmt.Errorf("%w: it listed %q after %q, which is not in order", bucket.ErrUnfit, a.Key, last)
 			}
 			last = a.Key
@@ -319,7 +346,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// failure classifies what the SDK returned.
+// failure classifies an error of the SDK.
 func failure(op, key string, err error) error {
 	if err == nil {
 		return nil
@@ -329,11 +356,11 @@ func failure(op, key string, err error) error {
 		status, code := answer.HTTPStatusCode(), code(err)
 		switch {
 		case status == http.StatusPreconditionFailed,
-			// A race with another write: this one did not happen, and the caller must read the other's outcome.
+			// This write lost a race with another write and did not happen. The caller must read the other's outcome.
 			status == http.StatusConflict && code == "ConditionalRequestConflict":
 			err = fmt.Errorf("%w (%w)", bucket.ErrPrecondition, err)
 		case status == http.StatusNotFound && (code == "NoSuchKey" || code == "NotFound"):
-			// A missing bucket is 404 too, and must not look like an empty one.
+			// A missing bucket is 404 too, and must not look like an empty bucket.
 			err = bucket.ErrNotFound
 		}
 	}

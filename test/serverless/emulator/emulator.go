@@ -1,5 +1,5 @@
-// Package emulator is AWS Lambda as far as a function sees it: sandboxes with a runtime API that follows AWS's
-// specification, and the fronts that turn HTTP into a function's events. It is for tests and for the local stack.
+// Package emulator emulates those parts of AWS Lambda that a function sees: sandboxes with a runtime API that follows
+// AWS's specification, and the fronts that turn HTTP into a function's events. It is for tests and for the local stack.
 package emulator
 
 import (
@@ -13,8 +13,8 @@ import (
 
 // Config describes a function.
 type Config struct {
-	// Program is the path of the program that runs as 'bootstrap'. Handler is the function's handler, by which the
-	// program knows its role.
+	// Program is the path of the program that runs as 'bootstrap'. Handler is the function's handler, which tells the
+	// program its role.
 	Program, Handler string
 	// Environment has the function's variables, as "NAME=value".
 	Environment []string
@@ -23,11 +23,11 @@ type Config struct {
 	// Timeout bounds an invocation; 30 s if it is 0.
 	Timeout time.Duration
 	// Strict: a process whose invocation runs into the timeout is killed, as on AWS. Without Strict, a test may stop a
-	// process for longer.
+	// process for longer than the timeout.
 	Strict bool
-	// Idle is how long a sandbox may be idle before it is ended; 0 for ever.
+	// Idle is how long a sandbox may be idle before the platform ends it; 0 means for ever.
 	Idle time.Duration
-	// Log is called with each line that a sandbox prints. It may be nil.
+	// Log is called with each line that a sandbox prints. Log may be nil.
 	Log func(line string)
 }
 
@@ -45,8 +45,8 @@ type Function struct {
 	idle    []*Sandbox    // guarded by mu
 	all     []*Sandbox    // guarded by mu
 	reports []Report      // guarded by mu
-	// meeting is the group in which the invocations of Together wait, and guests how many are still to come; guarded by
-	// mu.
+	// meeting is the group in which the invocations of Together wait, and guests is how many of these invocations are
+	// still to come. Both are guarded by mu.
 	meeting *sync.WaitGroup
 	guests  int
 }
@@ -57,9 +57,9 @@ const MemorySize = 512
 // mostReports is how many reports are kept.
 const mostReports = 10_000
 
-// Report is what the platform logs for each invocation.
+// Report is the platform's log entry for one invocation.
 type Report struct {
-	// Start is how long the process took until it asked for its first invocation, 0 if it ran already.
+	// Start is how long the process took until it asked for its first invocation, 0 if the process was already running.
 	Start, Duration time.Duration
 	// Resident is the largest resident memory of the process so far, in bytes.
 	Resident int64
@@ -83,8 +83,8 @@ func New(c Config) *Function {
 	return f
 }
 
-// Reap ends every sandbox, as the platform does with sandboxes that were not used for a while. The caller first waits
-// until all invocations have ended.
+// Reap ends every sandbox, as the platform does with sandboxes that were not used for a while. Before that call, the
+// caller waits until all invocations have ended.
 func (f *Function) Reap() {
 	f.mu.Lock()
 	all := f.all
@@ -142,7 +142,7 @@ func (f *Function) Pass(d time.Duration) {
 	f.ahead += d
 }
 
-// Within sets the function's timeout. A request must end half a second before it.
+// Within sets the function's timeout. A request must end half a second before that timeout.
 func (f *Function) Within(timeout time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 	LoadBalancer
 )
 
-// mostPassed is the largest request, in bytes, that the platform forwards, and the largest answer unless it is
+// mostPassed is the largest size, in bytes, of a request that the platform forwards, and of an answer that is not
 // streamed.
 const mostPassed = 6 << 20
 

@@ -60,14 +60,14 @@ func (s *Sandbox) serveNext(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Lambda-Runtime-Aws-Request-Id", c.id)
 		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(s.function.deadline().UnixMilli()))
 		_, _ = w.Write(c.event)
-		if s.isDead() { // perhaps the process died before the call was registered
+		if s.isDead() { // the process may have died before the call was registered
 			s.endCalls()
 		}
 	case <-r.Context().Done():
 	}
 }
 
-// serveRegister registers an extension, which must come before the process asks for an invocation.
+// serveRegister registers an extension. The registration must come before the process asks for an invocation.
 func (s *Sandbox) serveRegister(w http.ResponseWriter, r *http.Request) {
 	var asked struct{ Events []string }
 	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || r.Header.Get("Lambda-Extension-Name") == "" || len(asked.Events) > 0 {
@@ -94,7 +94,7 @@ func (s *Sandbox) serveExtension(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// serveInitError takes the one message that a process may send before it serves.
+// serveInitError receives the error that a process may report before it serves.
 func (s *Sandbox) serveInitError(w http.ResponseWriter, r *http.Request) {
 	said, _ := io.ReadAll(r.Body)
 	s.mu.Lock()

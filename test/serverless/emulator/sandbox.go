@@ -29,7 +29,7 @@ type Sandbox struct {
 
 	next   chan *call  // the invocations for which the process asks
 	failed chan string // the error of its initialization
-	// extension is closed once the extension that the process has registered asks for events.
+	// extension is closed once the process's registered extension asks for events.
 	extension chan struct{}
 
 	mu       sync.Mutex
@@ -40,7 +40,7 @@ type Sandbox struct {
 	frozen   bool             // guarded by mu
 	extended bool             // guarded by mu; an extension is registered
 	started  time.Time        // guarded by mu; zero once the process has begun to serve
-	start    time.Duration    // guarded by mu; how long the start took, until it is reported
+	start    time.Duration    // guarded by mu; how long the start took, 0 after a report has named this time
 }
 
 // call is an invocation under way.

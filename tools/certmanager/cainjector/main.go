@@ -1,5 +1,5 @@
-// Command cainjector runs cert-manager's injectors of CA bundles. cert-manager's own main package is on no module proxy
-// (see controller). This command does what cert-manager's own does by default, without flags and metrics.
+// Command cainjector runs cert-manager's injectors of CA bundles. No module proxy has cert-manager's own main package
+// (see controller). This command does the default work of cert-manager's own command, and has no flags and no metrics.
 package main
 
 import (

@@ -2,8 +2,8 @@
 //
 // cert-manager's own main packages are in modules that it does not publish, so no module proxy has them. So this
 // command calls the same packages as cert-manager's main. It leaves out flags, leader election, metrics, the shims for
-// Ingresses and Gateways, signing requests of Kubernetes, and the issuers that call other services: ACME, Vault and
-// Venafi.
+// Ingresses and Gateways, the signing of Kubernetes' CertificateSigningRequests, and the issuers that call other
+// services: ACME, Vault and Venafi.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command webhook runs cert-manager's webhook with its flags. cert-manager's own main package is on no module proxy
-// (see controller), and does no more than this.
+// Command webhook runs cert-manager's webhook with its flags. No module proxy has cert-manager's own main package (see
+// controller). That package does no more than this command.
 package main
 
 import (

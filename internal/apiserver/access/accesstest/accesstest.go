@@ -34,7 +34,7 @@ type Issuer struct {
 	Silent atomic.Bool
 
 	mu      sync.Mutex
-	key     *ecdsa.PrivateKey // guarded by mu: the key that signs, the only one that is published
+	key     *ecdsa.PrivateKey // guarded by mu: the key that signs; no other key is published
 	version int               // guarded by mu
 }
 
@@ -74,8 +74,8 @@ func (i *Issuer) Rotate(t testing.TB) {
 	i.version++
 }
 
-// Token signs a token of 'ann' in group 'developers', for an hour. The claims are added to the usual ones, or replace
-// them.
+// Token signs a token of 'ann' in group 'developers'. The token is valid for an hour. Each given claim is added to the
+// usual claims, or replaces the usual claim of its name.
 func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	t.Helper()
 	i.mu.Lock()
@@ -83,7 +83,8 @@ func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	return Sign(t, jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: i.key, KeyID: fmt.Sprint(i.version)}}, i.Claims(claims))
 }
 
-// Claims returns the claims of a token. Claims in more are added or replaced, or left out if they are nil.
+// Claims returns the claims of a token. A claim in more is added to the usual claims, or replaces the usual claim of
+// its name. A nil claim is left out.
 func (i *Issuer) Claims(more map[string]any) map[string]any {
 	all := map[string]any{"iss": i.URL, "sub": "ann", "aud": Audience, "exp": time.Now().Add(time.Hour).Unix(), "groups": []string{"developers"}}
 	maps.Copy(all, more)
@@ -102,7 +103,7 @@ func Sign(t testing.TB, key jose.SigningKey, claims map[string]any) string {
 }
 
 // Config writes an AuthenticationConfiguration in which users and groups of the issuer begin with 'its:'. more is added
-// to it.
+// to the configuration.
 func (i *Issuer) Config(t testing.TB, more string) string {
 	t.Helper()
 	authority, err := json.Marshal(AuthorityOf(i.Server))
@@ -112,7 +113,7 @@ func (i *Issuer) Config(t testing.TB, more string) string {
 }
 
 // NewWebhook starts a webhook and returns a kubeconfig that leads to it. answer gets a review and fills in its status.
-// If it returns false, the webhook answers 500.
+// If answer returns false, the webhook answers 500.
 func NewWebhook(t testing.TB, answer func(r *http.Request, review map[string]any) bool) string {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -137,7 +138,8 @@ func Kubeconfig(t testing.TB, server *httptest.Server) string {
 		`"clusters":[{"name":"a","cluster":{"server":%q,"certificate-authority-data":%s}}]}`, server.URL+"/review", authority))
 }
 
-// AuditPolicy writes a policy: record all of ConfigMaps, nothing of '/version', and of everything else the metadata.
+// AuditPolicy writes a policy that records everything about ConfigMaps, nothing about '/version', and only the metadata
+// of all other requests.
 func AuditPolicy(t testing.TB) string {
 	t.Helper()
 	return Write(t, `
@@ -158,7 +160,7 @@ func Write(t testing.TB, text string) string {
 	return path
 }
 
-// AuthorityOf returns the certificate of a server in PEM. It is its own authority.
+// AuthorityOf returns the certificate of a server in PEM. The certificate is its own authority.
 func AuthorityOf(s *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }

@@ -28,19 +28,19 @@ func CBOR(item []byte) (Shape, error) {
 	return s, err
 }
 
-// cborLevel is a container that is being read. While it is read, level.members counts items; a map has two items for
-// each member.
+// cborLevel is a container that is being read. Meanwhile level.members counts items; a map has two items for each
+// member.
 type cborLevel struct {
 	level
-	// left is the number of items still to come, or indefinite if they end with a break.
+	// left is the number of items still to come, or indefinite if a break ends the container.
 	left  int64
 	isMap bool
 	// data: the container is a tag around bytes that are not text.
 	data bool
 }
 
-// Upstream writes text as byte strings, and bytes as byte strings in one of these tags. In JSON tagged bytes become
-// base64url, base64 or base16.
+// Upstream writes bytes as byte strings in one of these tags, and text as byte strings outside of these tags. In JSON
+// tagged bytes become base64url, base64 or base16.
 const firstDataTag, lastDataTag = 21, 23
 
 // cbor measures an item that is inside base other containers. It stops where the item is not well-formed: the decoder
@@ -50,8 +50,8 @@ func (s *Shape) cbor(item []byte, base int) error {
 	if len(rest) >= len(selfDescribed) && string(rest[:len(selfDescribed)]) == selfDescribed {
 		rest = rest[len(selfDescribed):]
 	}
-	var open [MaxDepth + 1]cborLevel
-	next := ordinary // how the members of a list that comes next are counted
+	var open [maxDepth + 1]cborLevel
+	next := ordinary // how the members of the next list are counted
 	for depth := 0; ; {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
@@ -92,8 +92,8 @@ func (s *Shape) cbor(item []byte, base int) error {
 			switch {
 			case major == cborTag:
 				left = 1
-			case argument > MaxValues || argument < indefinite: // above the limit, or beyond int64
-				s.Values = MaxValues + 1
+			case argument > maxValues || argument < indefinite: // above the limit, or beyond int64
+				s.Values = maxValues + 1
 				return s.check()
 			case major == cborMap && argument > 0:
 				left = 2 * argument
@@ -122,7 +122,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 		if depth == 0 {
 			return s.check() // the decoder refuses bytes that follow
 		}
-		if s.Values > MaxValues {
+		if s.Values > maxValues {
 			return errValues
 		}
 	}
@@ -166,7 +166,7 @@ func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// cborChunks joins the chunks of a string of indefinite length, and returns the bytes after it.
+// cborChunks joins the chunks of a string of indefinite length, and returns the bytes after the string.
 func cborChunks(rest []byte) (content, after []byte, ok bool) {
 	for {
 		major, argument, size, ok := cborHead(rest)

@@ -22,8 +22,8 @@ func (s *Shape) json(text []byte, base int) error {
 	if !utf8.Valid(text) {
 		return errNotUTF8
 	}
-	var open [MaxDepth + 1]level // by depth above base
-	depth, next := 0, ordinary   // next: how the members of a list that comes next are counted
+	var open [maxDepth + 1]level // by depth above base
+	depth, next := 0, ordinary   // next: how the members of the next list are counted
 	for i := 0; ; i++ {
 		for i < len(text) && !structural[text[i]] {
 			i++
@@ -54,7 +54,7 @@ func (s *Shape) json(text []byte, base int) error {
 			depth--
 		case ',':
 			l := &open[depth]
-			if l.members++; depth > 0 && int64(l.members)*int64(l.members) > MaxPairs {
+			if l.members++; depth > 0 && int64(l.members)*int64(l.members) > maxPairs {
 				return errPairs
 			}
 		}

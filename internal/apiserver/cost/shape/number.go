@@ -6,7 +6,7 @@ import "bytes"
 // its exponent, because upstream computes the power of ten: '1e2000000000' occupies a processor for minutes.
 const maxDigits, maxExponent = 1000, 3
 
-// ErrQuantity refuses quantities beyond these bounds.
+// ErrQuantity is the error for a quantity beyond maxDigits or maxExponent.
 var ErrQuantity = &Error{Malformed: true, message: "a quantity in it has more than 1000 digits, or an exponent of more than 3"}
 
 // IsQuantity reports whether a text can be parsed and compared as a quantity in a short time.

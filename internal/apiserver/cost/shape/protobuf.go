@@ -13,10 +13,10 @@ import (
 
 // Message describes the messages of one Go type, from the tags of its fields. It is immutable.
 //
-// Generated decoders accept more than encoders write. They let a map's entry reach beyond its own end, to the end of
-// the message around it, so that 150 KB decode to a gigabyte. They do not check wire types in an entry. Here, bytes
-// that a decoder could nest differently are malformed. Nor do generated decoders check that strings are UTF-8, which
-// encoders of other formats require.
+// Generated decoders accept more than encoders write. A map's entry may reach beyond its own end, to the end of the
+// message around the map, so that 150 KB decode to a gigabyte. Generated decoders do not check wire types in an entry.
+// They do not check that strings are UTF-8, which encoders of other formats require. Here, bytes that a decoder could
+// nest differently are malformed.
 type Message struct {
 	fields []field // by number
 	// raw: the message holds JSON or CBOR.
@@ -40,13 +40,11 @@ type field struct {
 // maxFieldNumber is above all field numbers in use, and keeps the table by number small.
 const maxFieldNumber = 1 << 10
 
-// quantity is the Go type of a quantity.
-const quantity = "Quantity"
+// ParsedAnnotations begins the names of annotations that upstream parses as parts of an autoscaling/v1 object. They
+// contain quantities.
+const ParsedAnnotations = "autoscaling.alpha.kubernetes.io/"
 
-// parsedAnnotations is a part of the names of annotations that upstream parses and that contain quantities.
-var parsedAnnotations = []byte("autoscaling.alpha.kubernetes.io/")
-
-// Describe describes a message by its Go type, with everything in it. Raw types hold JSON or CBOR.
+// Describe describes a message by its Go type, including all messages in it. Raw types hold JSON or CBOR.
 func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
 	return describe(t, raw, map[reflect.Type]*Message{})
 }
@@ -56,7 +54,7 @@ func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]
 	if m, ok := known[t]; ok {
 		return m, nil
 	}
-	m := &Message{raw: raw[t], counted: countedTypes[t.Name()], quantity: t.Name() == quantity}
+	m := &Message{raw: raw[t], counted: countedTypes[t.Name()], quantity: t.Name() == "Quantity"}
 	known[t] = m
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -134,48 +132,6 @@ func (m *Message) Protobuf(b []byte) (Shape, error) {
 	return s, err
 }
 
-// Envelope is upstream's runtime.Unknown, in which every message of the API is sent.
-type Envelope struct {
-	APIVersion, Kind string
-	Raw              []byte
-}
-
-// Open reads an envelope as upstream's decoder does: if a field occurs twice, the last one counts.
-func Open(b []byte) (e Envelope, err error) {
-	return e, eachField(b, func(number protowire.Number, content []byte) error {
-		switch number {
-		case 1:
-			return eachField(content, func(number protowire.Number, content []byte) error {
-				switch number {
-				case 1:
-					e.APIVersion = string(content)
-				case 2:
-					e.Kind = string(content)
-				}
-				return nil
-			})
-		case 2:
-			e.Raw = content
-		}
-		return nil
-	})
-}
-
-// eachField calls f with each length-delimited field.
-func eachField(b []byte, f func(number protowire.Number, content []byte) error) error {
-	for len(b) > 0 {
-		number, kind, content, size, err := nextField(b)
-		if err == nil && kind == protowire.BytesType {
-			err = f(number, content)
-		}
-		if err != nil {
-			return err
-		}
-		b = b[size:]
-	}
-	return nil
-}
-
 func malformed(format string, args ...any) error {
 	return &Error{Malformed: true, message: "it is not protobuf: " + fmt.Sprintf(format, args...)}
 }
@@ -220,13 +176,13 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 	return s.check()
 }
 
-// entry measures an entry of a map, which is a field of a message at the depth. An entry without a value has an empty
-// one.
+// entry measures an entry of a map. The map is a field of a message at the given depth. An entry without a value counts
+// as an entry with an empty value.
 func (s *Shape) entry(f *field, b []byte, depth int) error {
 	if f.message != nil {
 		s.Depth = max(s.Depth, depth+1)
 	}
-	if f.text && bytes.Contains(b, parsedAnnotations) && HasLongNumber(b) {
+	if f.text && bytes.Contains(b, []byte(ParsedAnnotations)) && HasLongNumber(b) {
 		return ErrQuantity
 	}
 	for rest := b; len(rest) > 0; {

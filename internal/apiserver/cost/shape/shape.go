@@ -1,38 +1,40 @@
-// Package shape measures documents before they are parsed. Some documents cost upstream's decoders, patches and
-// validation time and memory out of proportion to their size: they are very deep or very crowded, or they are protobuf
-// that no encoder writes. Upstream's work on them goes on after the request has ended. So such a document is refused
-// before it is decoded.
+// Package shape measures documents before they are parsed. In upstream's decoders, patches and validation, some
+// documents cost time and memory out of proportion to their size: they are very deep or very crowded, or they are
+// protobuf that no encoder writes. Upstream's work on such documents goes on after the request has ended. So such a
+// document is refused before it is decoded.
 //
-// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or
-// a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape,
-// or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not check syntax: a
-// malformed document is measured at least up to the place where its parser will stop, and the parser reports the error.
-// The only exception is protobuf, whose generated decoders accept bytes that no encoder writes.
+// Nouns. A container is an object, a list, a tag or a message, and contains members. A value is a container or a member
+// of a container. JSON, YAML, CBOR and Message.Protobuf each measure a whole document in one pass. They return the
+// document's Shape, or an *Error as soon as the document is beyond the limits. Value measures an object in memory. None
+// of these functions checks syntax: a malformed document is measured at least up to the place where its parser will
+// stop, and the parser reports the error. The only exception is protobuf, whose generated decoders accept bytes that no
+// encoder writes.
 package shape
 
 import "fmt"
 
 // The limits. docs/decisions/hostile-input.md has the reasons and the measurements.
 const (
-	// MaxDepth is how many containers may be open at once. The deepest documents in use are the schemas of CRDs, with
+	// maxDepth is how many containers may be open at once. The deepest documents in use are the schemas of CRDs, with
 	// about 45 levels; managed fields nest five levels deeper than the object that they describe.
-	MaxDepth = 128
-	// MaxValues bounds the memory of a decoded document: a 3 MiB body has that many at 12 bytes each.
-	MaxValues = 1 << 18
-	// MaxPairs bounds the sum of the squares of each container's members. Code that sorts by insertion, or compares
-	// each member with all others, takes time in proportion to it. One container has at most 32,768 members.
-	MaxPairs = 1 << 30
-	// MaxWeight bounds the sum of the sizes of all containers, which is how much a decoder reads and copies that
-	// decodes level by level.
+	maxDepth = 128
+	// maxValues bounds the memory of a decoded document: a 3 MiB body has that many values of 12 bytes each.
+	maxValues = 1 << 18
+	// maxPairs bounds the sum of the squares of each container's members. Code that sorts by insertion, or compares
+	// each member with all others, takes time in proportion to that sum. One container has at most 32,768 members.
+	maxPairs = 1 << 30
+	// MaxWeight bounds the sum of the sizes of all containers. A decoder that decodes level by level reads and copies
+	// that many bytes.
 	MaxWeight = 64 << 20
 	// MaxManagers bounds the entries of managed fields. Each entry may cost a conversion of the whole object with all
 	// its entries. With 1,500 entries, a patch of 18 bytes took minutes, and went on after its request.
 	MaxManagers = 100
-	// MaxManaged bounds managers times values. Each manager is compared with the others, and may cost a conversion of
-	// the whole object. An apply beside 60 managers of the same 1,000 fields took 5 s.
-	MaxManaged = 1 << 20
-	// MaxOwners bounds the references to owners. Upstream compares each with the others before any other check: 10,000
-	// references took 43 s, and the comparison went on after the request. An object may have half as many.
+	// maxManaged bounds managers times values. Each manager is compared with the others, and may cost a conversion of
+	// the whole object. An apply to an object with 60 other managers of the same 1,000 fields took 5 s.
+	maxManaged = 1 << 20
+	// MaxOwners bounds the references to owners. Upstream compares each reference with the others before any other
+	// check: 10,000 references took 43 s, and the comparison went on after the request. The package dependents allows
+	// an object half as many references.
 	MaxOwners = 200
 )
 
@@ -71,7 +73,7 @@ type Shape struct {
 	Managers int
 	// Owners is the number of references to owners.
 	Owners int
-	// Bytes of the whole document.
+	// Bytes is the size of the whole document.
 	Bytes int
 }
 
@@ -85,8 +87,8 @@ type Error struct {
 func (e *Error) Error() string { return e.message }
 
 var (
-	ErrDepth   = &Error{message: fmt.Sprintf("it nests more than %d levels deep", MaxDepth)}
-	errValues  = &Error{message: fmt.Sprintf("it has more than %d values", MaxValues)}
+	ErrDepth   = &Error{message: fmt.Sprintf("it nests more than %d levels deep", maxDepth)}
+	errValues  = &Error{message: fmt.Sprintf("it has more than %d values", maxValues)}
 	errPairs   = &Error{message: "its objects and lists have too many members: one alone may have 32768"}
 	errWeight  = &Error{message: "it is too large for how deep it nests"}
 	errNotUTF8 = &Error{Malformed: true, message: "it has text that is not UTF-8"}
@@ -100,20 +102,20 @@ var (
 func (s *Shape) check() error { return s.Exceeds(Shape{}) }
 
 // Exceeds returns an error for the first limit that the shape exceeds, not counting limits that the other shape exceeds
-// at least as far. It returns nil if there is none.
+// at least as far. It returns nil if there is no such limit.
 func (s *Shape) Exceeds(other Shape) error {
 	switch {
-	case s.Depth > max(MaxDepth, other.Depth):
+	case s.Depth > max(maxDepth, other.Depth):
 		return ErrDepth
-	case s.Values > max(MaxValues, other.Values):
+	case s.Values > max(maxValues, other.Values):
 		return errValues
-	case s.Pairs > max(MaxPairs, other.Pairs):
+	case s.Pairs > max(maxPairs, other.Pairs):
 		return errPairs
 	case s.Weight > max(MaxWeight, other.Weight):
 		return errWeight
 	case s.Managers > max(MaxManagers, other.Managers):
 		return ErrManagers
-	case s.managed() > max(MaxManaged, other.managed()):
+	case s.managed() > max(maxManaged, other.managed()):
 		return errManaged
 	case s.Owners > max(MaxOwners, other.Owners):
 		return errOwners
@@ -127,7 +129,7 @@ func (s *Shape) managed() int64 { return int64(s.Managers) * int64(s.Values) }
 func (s *Shape) enter(depth int) error {
 	s.Values++
 	s.Depth = max(s.Depth, depth)
-	if depth > MaxDepth {
+	if depth > maxDepth {
 		return ErrDepth
 	}
 	return nil
@@ -137,7 +139,7 @@ func (s *Shape) enter(depth int) error {
 type level struct {
 	// start is the position where the container begins.
 	start int
-	// members so far.
+	// members is the number of members so far.
 	members int
 	list    bool
 	counted counted

@@ -74,11 +74,11 @@ func TestDepth(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := c.measure(c.of(MaxDepth))
+			s, err := c.measure(c.of(maxDepth))
 			require.NoError(t, err)
-			require.Equal(t, MaxDepth, s.Depth)
-			more := MaxDepth + 1
-			if len(c.of(more)) == len(c.of(MaxDepth)) {
+			require.Equal(t, maxDepth, s.Depth)
+			more := maxDepth + 1
+			if len(c.of(more)) == len(c.of(maxDepth)) {
 				more++ // two levels at a time
 			}
 			_, err = c.measure(c.of(more))
@@ -178,8 +178,8 @@ func utf16(text string) string {
 	return b.String()
 }
 
-// Entries of maps that only a generated decoder accepts are malformed: those that reach beyond their own end, or with
-// another wire type.
+// Entries of maps that only a generated decoder accepts are malformed: entries that reach beyond their own end, and
+// entries with another wire type.
 func TestEntriesOfMaps(t *testing.T) {
 	m := messageOf(t, corev1.ConfigMap{})
 	good := encoded(t, &corev1.ConfigMap{Data: map[string]string{"a": "b", "c": ""}, BinaryData: map[string][]byte{"d": {0xff}}})
@@ -223,7 +223,8 @@ func reference(v any) (depth, values int) {
 	return depth + 1, values
 }
 
-// FuzzJSON compares the measured depth with a parser's. The measured depth is exact, whatever the strings contain.
+// FuzzJSON compares the measured depth with the depth that a parser finds. The measured depth is exact, whatever the
+// strings contain.
 func FuzzJSON(f *testing.F) {
 	for _, seed := range []string{`{}`, `[]`, `[[1,2],{"a":[{}]}]`, `{"\\":"\"[","}":{"]":null}}`, `"["`, `{"a":"\\"}`, ` [ "\u005b" , [ ] ] `, nested("[", "]", 129), nested(`{"\"":`, "}", 128)} {
 		f.Add([]byte(seed))
@@ -232,10 +233,10 @@ func FuzzJSON(f *testing.F) {
 		s, err := JSON(text)
 		var v any
 		if json.Unmarshal(text, &v) != nil {
-			return // the parser refuses it
+			return // the parser refuses the text
 		}
 		depth, values := reference(v)
-		if depth > MaxDepth {
+		if depth > maxDepth {
 			require.ErrorIs(t, err, ErrDepth)
 			return
 		}
@@ -274,8 +275,8 @@ func FuzzYAML(f *testing.F) {
 	})
 }
 
-// FuzzCBOR compares with the decoder: items that it accepts are measured exactly, except that tags count as levels
-// here.
+// FuzzCBOR compares with the decoder: items that the decoder accepts are measured exactly, except that tags count as
+// levels here.
 func FuzzCBOR(f *testing.F) {
 	for _, seed := range []string{"\x80", "\xa1\x61a\x81\x01", "\x9f\x01\x9f\xff\xff", "\xbf\x61a\xa0\xff", "\xc1\x81\x01", selfDescribed + "\xa0", "\x7f\x61a\x61b\xff", "\x5b\xff\xff\xff\xff\xff\xff\xff\xff", "\xfb\x40\x00\x00\x00\x00\x00\x00\x00", "\x81\x81\x81", "\xf8\x20"} {
 		f.Add([]byte(seed))
@@ -293,9 +294,9 @@ func FuzzCBOR(f *testing.F) {
 		depth := cborDepth(v)
 		if err == nil {
 			require.LessOrEqual(t, depth, s.Depth, "%#v", v)
-			require.LessOrEqual(t, s.Depth, depth+bytes.Count(item, []byte(selfDescribed)), "%#v", v) // the decoder skips these
+			require.LessOrEqual(t, s.Depth, depth+bytes.Count(item, []byte(selfDescribed)), "%#v", v) // the decoder skips these tags
 			requireCBORText(t, v)
-		} else if depth <= MaxDepth {
+		} else if depth <= maxDepth {
 			require.NotErrorIs(t, err, ErrDepth)
 		}
 	})
@@ -344,8 +345,7 @@ func cborDepth(v any) int {
 	return deepest + 1
 }
 
-// FuzzProtobuf decodes messages that were not refused. What the generated decoder returns must not be larger or deeper
-// than measured.
+// FuzzProtobuf decodes messages that were not refused. The decoded message must not be larger or deeper than measured.
 func FuzzProtobuf(f *testing.F) {
 	crd := apiextensionsv1.JSONSchemaProps{Properties: map[string]apiextensionsv1.JSONSchemaProps{"a": {Items: &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "b"}}}},
 		Default: &apiextensionsv1.JSON{Raw: []byte(`{"a":[1]}`)}, Dependencies: apiextensionsv1.JSONSchemaDependencies{"x": {Property: []string{"y"}}}}
@@ -397,7 +397,7 @@ func requireText(t *testing.T, v reflect.Value) {
 func TestText(t *testing.T) {
 	for name, item := range map[string]string{
 		"a byte string": "\x41\xff", "a key": "\xa1\x41\xff\x01", "a text": "\x61\xff", "in a tag of time": "\xc0\x41\xff", "of several chunks": "\x5f\x41\xc3\x41\xff\xff",
-		"beside bytes": "\x82\xd6\x41\xff\x41\xff",
+		"next to bytes": "\x82\xd6\x41\xff\x41\xff",
 	} {
 		_, err := CBOR([]byte(item))
 		require.ErrorIs(t, err, errNotUTF8, name)
@@ -459,7 +459,7 @@ func TestValue(t *testing.T) {
 	require.Equal(t, want.Items, got.Items)
 	require.InEpsilon(t, want.Bytes, got.Bytes, 0.2)
 	deep := map[string]any{}
-	for range 2 * MaxDepth {
+	for range 2 * maxDepth {
 		deep = map[string]any{"a": deep}
 	}
 	s := Value(deep, raw)
@@ -467,7 +467,7 @@ func TestValue(t *testing.T) {
 	require.NoError(t, s.Exceeds(s), "what was so before may stay so")
 }
 
-// BenchmarkShape measures the cost of measuring what clients send, by size.
+// BenchmarkShape measures the cost of measuring bodies, by size.
 func BenchmarkShape(b *testing.B) {
 	small := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: "default", Labels: map[string]string{"app": "demo", "tier": "backend"}}, Data: map[string]string{}}
 	for i := range 8 {
@@ -540,9 +540,9 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in it. If HasLongNumberInJSON is
-// false for a JSON text, IsQuantity holds for every number and string in it that begins like a number, also for those
-// inside a string that is itself JSON.
+// FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in the text. If
+// HasLongNumberInJSON is false for a JSON text, IsQuantity holds for every number in the text, and for every string
+// that begins like a number. This includes the numbers and strings inside a string that is itself JSON.
 func FuzzNumbers(f *testing.F) {
 	for _, seed := range []string{"1e-2000000000", "1.5E+0001000", `{"a":"1e9999"}`, "12345678901234567890"} {
 		f.Add([]byte(seed))

@@ -6,13 +6,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxExpanded bounds a document with its aliases expanded, in bytes. It is also the bound of a body without aliases.
+// maxExpanded bounds the bytes of a document whose aliases are expanded. A body without aliases has the same bound.
 const maxExpanded = 3 << 20
 
 var errExpanded = &Error{message: "its aliases stand for more than 3 MiB"}
 
 // YAML measures a YAML document with its aliases expanded. Most apply patches are JSON, and are measured as JSON. Other
-// documents are parsed into nodes. Those are only as many as were written, because an alias is one node.
+// documents are parsed into nodes. There are only as many nodes as were written, because an alias is one node.
 func YAML(text []byte) (Shape, error) {
 	if json.Valid(text) {
 		return JSON(text)
@@ -30,7 +30,8 @@ func YAML(text []byte) (Shape, error) {
 }
 
 // node measures a node and returns roughly how many bytes it stands for. It stops as soon as aliases have multiplied
-// the values beyond the limit. If an alias is inside of the node that it names, it stops at the limit of depth.
+// the values beyond the limit. If an alias is inside of the node that the alias names, the measuring stops at the limit
+// of depth.
 func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 	switch n.Kind {
 	case yaml.AliasNode:
@@ -62,7 +63,7 @@ func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 	return size, s.check()
 }
 
-// aliased returns the node that an alias names, or a node that is not an alias itself.
+// aliased returns the node that an alias names. It returns any other node unchanged.
 func aliased(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias

@@ -35,7 +35,7 @@ type reader struct {
 	values int // that were read
 }
 
-// untagged returns a stored value without the tag that marks it as CBOR, nil if it has no such tag.
+// untagged returns a stored value without the tag for CBOR, nil if the value has no such tag.
 func untagged(stored []byte) []byte {
 	value, tagged := bytes.CutPrefix(stored, []byte("\xd9\xd9\xf7"))
 	if !tagged {
@@ -95,7 +95,7 @@ func (r *reader) is(wanted string) bool {
 	return ok && string(s) == wanted
 }
 
-// null reads a null if the next value is one.
+// null reads the next value if that value is a null.
 func (r *reader) null() bool {
 	if major, which, size := r.peek(); major != ofSimple || size != 1 || which != simpleNull {
 		return false
@@ -105,7 +105,7 @@ func (r *reader) null() bool {
 }
 
 // enter reads the head of a map or a list, and returns how many members or elements follow. The caller must call leave
-// after them.
+// after the last of them.
 func (r *reader) enter(wanted byte) (count uint64, ok bool) {
 	major, count, size := r.peek()
 	if size == 0 || major != wanted || r.depth >= maxDepth {
@@ -119,8 +119,8 @@ func (r *reader) enter(wanted byte) (count uint64, ok bool) {
 
 func (r *reader) leave() { r.depth-- }
 
-// members reads a map. It calls each for every member, which must read the value or nothing. Names must be in strictly
-// increasing order, so none repeats.
+// members reads a map. For every member it calls 'each', which must read the member's value or nothing. Names must be
+// in strictly increasing order, so none repeats.
 func (r *reader) members(each func(name []byte, value *reader) bool) bool {
 	count, ok := r.enter(ofMap)
 	if !ok {

@@ -11,7 +11,8 @@ import (
 
 const resourceVersion = "resourceVersion"
 
-// AppendJSON appends an object for which Leaves was true as encoding/json would write it, with its resourceVersion.
+// AppendJSON appends a stored object as encoding/json would write it, with its resourceVersion. Leaves must be true of
+// the object.
 func AppendJSON(to, stored []byte, revision uint64) []byte {
 	e := encoder{reader: reader{rest: untagged(stored)}, out: to}
 	e.object(func(name []byte) {
@@ -24,7 +25,7 @@ func AppendJSON(to, stored []byte, revision uint64) []byte {
 	return e.out
 }
 
-// encoder writes the values that it reads as JSON.
+// encoder reads values and writes them as JSON.
 type encoder struct {
 	reader
 	out     []byte
@@ -32,7 +33,7 @@ type encoder struct {
 	scratch []byte
 }
 
-// member says where in out a member of an object is, with the comma after it.
+// member is the place of one member of an object in the encoder's out. The place includes the comma after the member.
 type member struct {
 	name       []byte
 	start, end int
@@ -132,8 +133,8 @@ func (e *encoder) json(value any) {
 	e.out = append(e.out, encoded...)
 }
 
-// AppendCBOR appends an object for which Leaves was true as it is stored, with its resourceVersion as the last member
-// of its metadata. The order of members has no meaning, and upstream shuffles them.
+// AppendCBOR appends an object as it is stored, with its resourceVersion as the last member of its metadata. Leaves
+// must be true of the object. The order of members has no meaning, and upstream shuffles the members.
 func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	whole := untagged(stored)
 	r := reader{rest: whole}

@@ -7,8 +7,8 @@ import (
 
 const utc = "2006-01-02T15:04:05Z"
 
-// metadata reads the metadata of an object, and says whether it stays the same when read into metav1.ObjectMeta and
-// written again.
+// metadata reads the metadata of an object, and says whether the metadata stay the same when read into
+// metav1.ObjectMeta and written again.
 func (r *reader) metadata() bool {
 	found := 0
 	ok := r.members(func(name []byte, value *reader) bool {
@@ -89,7 +89,7 @@ func (r *reader) word() bool {
 	return ok && len(s) > 0
 }
 
-// moment reads a time that is not zero, as upstream writes it.
+// moment reads a time in upstream's format; the zero time is not accepted.
 func (r *reader) moment() bool {
 	s, ok := r.text()
 	if !ok || len(s) != len(utc) {

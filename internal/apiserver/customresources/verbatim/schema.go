@@ -1,10 +1,10 @@
-// Package verbatim encodes stored custom resources for clients without decoding them, if decoding and encoding them
-// would give the same.
+// Package verbatim encodes stored custom resources for clients without decoding. It encodes only a resource that would
+// stay the same if it were decoded and encoded again.
 //
-// Upstream decodes a custom resource into maps, prunes and completes it by its schema, twice, and takes its metadata
-// through JSON each time. An object that was written under the same schema comes out unchanged. Schema.Leaves
-// recognizes such objects by the stored bytes. It may say no about any object, which upstream's code then decodes and
-// encodes.
+// Upstream decodes a custom resource into maps. Twice it prunes and completes the object by the schema, and converts
+// the metadata to JSON and back. An object that was written under the same schema comes out unchanged. Schema.Leaves
+// recognizes such objects by the stored bytes. Leaves may be false of any object; upstream's code then decodes and
+// encodes that object.
 package verbatim
 
 import (
@@ -19,8 +19,8 @@ type Schema struct {
 	root             *node
 }
 
-// New returns the schema of a version: 'example.com/v1', and the kind that its objects have. A schema that may change
-// metadata, or whose root is an embedded object, is refused.
+// New returns the schema of one kind in one version, such as 'example.com/v1'. A schema that may change metadata, or
+// whose root is an embedded object, is refused.
 func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
 	if s == nil {
 		return nil, fmt.Errorf("%s of %s has no schema", kind, apiVersion)
@@ -39,7 +39,7 @@ type node struct {
 	fields map[string]*node
 	others *node
 	items  *node
-	// defaults is how many of the fields have a default, so that a stored value must have them.
+	// defaults is how many of the fields have a default. A stored value must have all of these fields.
 	defaults  int
 	defaulted bool
 	nullable  bool
@@ -87,7 +87,7 @@ func compile(s *schema.Structural) *node {
 	return n
 }
 
-// changes says that the schema may change a value even if that contains no nulls.
+// changes says that the schema may change a value even if the value contains no nulls.
 func (n *node) changes() bool {
 	if n == anything || n == scalar {
 		return false
@@ -103,8 +103,8 @@ func (n *node) changes() bool {
 	return false
 }
 
-// Leaves says that upstream decodes the stored value into an object of this version and leaves everything as it is, and
-// that it can be encoded here.
+// Leaves says that upstream would decode the stored value into an object of this version without any change, and that
+// this package can encode the value.
 //
 // values is how many values the object has.
 func (s *Schema) Leaves(stored []byte) (values int, ok bool) {
@@ -127,8 +127,8 @@ func (s *Schema) Leaves(stored []byte) (values int, ok bool) {
 	return r.values, ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
 }
 
-// member reads a member of a map, and says whether the map's schema leaves it as it is. It counts a member that has a
-// default.
+// member reads a member of a map, and says whether the map's schema leaves the member as it is. It counts a member that
+// has a default.
 func (r *reader) member(n *node, name []byte, defaults *int) bool {
 	field := n.fields[string(name)]
 	if field == nil {
@@ -139,7 +139,7 @@ func (r *reader) member(n *node, name []byte, defaults *int) bool {
 	return field != nil && r.fits(field)
 }
 
-// fits reads a value, and says whether its schema leaves it as it is.
+// fits reads a value, and says whether the schema leaves the value as it is.
 func (r *reader) fits(n *node) bool {
 	if n.embeds {
 		return false

@@ -1,9 +1,10 @@
 // Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of
 // each kind that is written.
 //
-// A test in internal/apiserver generates them from the registries that serve (go generate there), and fails when they
-// no longer match. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed in the binary, and
-// none is decoded at start. Clients that accept gzip get the files as they are.
+// A test in internal/apiserver generates the descriptions from the registries that serve (go generate there), and fails
+// when the descriptions no longer match. Building them at run time would cost 360 ms and 150 MiB. So the descriptions
+// ship compressed in the binary, and none is decoded at start. Clients that accept gzip get the files as they are. A
+// description that cannot be read causes a panic: the descriptions are constants, and that test reads all of them.
 package spec
 
 import (
@@ -25,8 +26,8 @@ import (
 //go:embed data
 var files embed.FS
 
-// KubernetesVersion is the version whose API is served. OpenAPI documents carry it.
-const KubernetesVersion = "v1.36.3"
+// KubernetesVersion is the version whose API is served. OpenAPI documents name this version.
+const KubernetesVersion = "v1.37.2"
 
 // Format is the encoding of an OpenAPI document.
 type Format string
@@ -37,7 +38,7 @@ const (
 	Proto Format = "pb"
 )
 
-// Index names every document and its ETag, which is the same for both formats, as in upstream.
+// Index names every document and its ETag. As in upstream, both formats of a document have the same ETag.
 type Index struct {
 	V2 string `json:"v2"`
 	// V3 by path, for example 'apis/apps/v1'.
@@ -56,50 +57,45 @@ type Version struct {
 	Resources []metav1.APIResource `json:"resources"`
 }
 
-// Document is one generated file, compressed with gzip.
+// Document is a generated file, or a document that was made of such files, compressed with gzip by this program.
 type Document struct{ Gzip []byte }
 
 // Plain returns the document decompressed. Each call decompresses it again.
-func (d Document) Plain() ([]byte, error) {
-	r, err := gzip.NewReader(bytes.NewReader(d.Gzip))
+func (d Document) Plain() []byte {
+	return must(io.ReadAll(must(gzip.NewReader(bytes.NewReader(d.Gzip)))))
+}
+
+func must[T any](value T, err error) T {
 	if err != nil {
-		return nil, fmt.Errorf("open a generated document: %w", err)
+		panic(fmt.Errorf("read a generated document: %w", err))
 	}
-	plain, err := io.ReadAll(r)
-	if err != nil {
-		return nil, fmt.Errorf("decompress a generated document: %w", err)
-	}
-	return plain, nil
+	return value
 }
 
 // V2 is the OpenAPI v2 document of all groups.
-func V2(f Format) (Document, error) { return File(FileV2(f)) }
+func V2(f Format) Document { return File(FileV2(f)) }
 
 // V3 is the OpenAPI v3 document of one path of the index.
-func V3(path string, f Format) (Document, error) { return File(FileV3(path, f)) }
+func V3(path string, f Format) Document { return File(FileV3(path, f)) }
 
-// Builtin returns the index of the generated documents; it must not be changed.
-var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileIndex) })
+// Builtin returns the index of the generated documents; the index must not be changed.
+var Builtin = sync.OnceValue(func() Index { return decode[Index](FileIndex) })
 
-// Groups returns what discovery shows of the built-in groups; it must not be changed.
-var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
+// Groups returns the built-in groups as discovery shows them; the groups must not be changed.
+var Groups = sync.OnceValue(func() []Group { return decode[[]Group](FileDiscovery) })
 
 // Versions returns the versions of a built-in group in the order of preference, or none for a group that is not built
 // in. They must not be changed.
-func Versions(group string) ([]Version, error) {
+func Versions(group string) []Version {
 	if group != "" && !named()[group] {
-		return nil, nil // without decoding the documents of other groups
+		return nil // without decoding the documents of other groups
 	}
-	all, err := Groups()
-	if err != nil {
-		return nil, err
-	}
-	for i := range all {
-		if all[i].Name == group {
-			return all[i].Versions, nil
+	for _, g := range Groups() {
+		if g.Name == group {
+			return g.Versions
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // named has the groups that have a name, read from the names of their documents. It is a map because looking for a file
@@ -115,27 +111,25 @@ var named = sync.OnceValue(func() map[string]bool {
 })
 
 // HasResource reports whether a resource is built in, in any version of its group.
-func HasResource(group, resource string) (bool, error) {
-	versions, err := Versions(group)
-	for _, v := range versions {
+func HasResource(group, resource string) bool {
+	for _, v := range Versions(group) {
 		for i := range v.Resources {
 			if v.Resources[i].Name == resource {
-				return true, nil
+				return true
 			}
 		}
 	}
-	return false, err
+	return false
 }
 
-// Schemas returns the schemas of a kind and of the types in it, by name and without descriptions. It returns false if
-// there are none.
-func Schemas(kind schema.GroupVersionKind) (map[string]*openapi.Schema, bool, error) {
+// Schemas returns the schemas of a kind and of the types of its fields, by name and without descriptions. It returns
+// false if the kind has no schemas.
+func Schemas(kind schema.GroupVersionKind) (map[string]*openapi.Schema, bool) {
 	name := FileSchemas(kind)
 	if _, err := fs.Stat(files, "data/"+name); err != nil {
-		return nil, false, nil
+		return nil, false
 	}
-	schemas, err := decode[map[string]*openapi.Schema](name)
-	return schemas, true, err
+	return decode[map[string]*openapi.Schema](name), true
 }
 
 // Names of the generated files, below the folder 'data'.
@@ -158,25 +152,11 @@ func FileSchemas(kind schema.GroupVersionKind) string {
 }
 
 // File returns a generated file.
-func File(name string) (Document, error) {
-	b, err := files.ReadFile("data/" + name)
-	if err != nil {
-		return Document{}, fmt.Errorf("read a generated document: %w", err)
-	}
-	return Document{b}, nil
-}
+func File(name string) Document { return Document{must(files.ReadFile("data/" + name))} }
 
-func decode[T any](name string) (decoded T, err error) {
-	d, err := File(name)
-	if err != nil {
-		return decoded, err
+func decode[T any](name string) (decoded T) {
+	if err := json.Unmarshal(File(name).Plain(), &decoded); err != nil {
+		panic(fmt.Errorf("decode %s: %w", name, err))
 	}
-	plain, err := d.Plain()
-	if err != nil {
-		return decoded, err
-	}
-	if err := json.Unmarshal(plain, &decoded); err != nil {
-		return decoded, fmt.Errorf("decode %s: %w", name, err)
-	}
-	return decoded, nil
+	return decoded
 }

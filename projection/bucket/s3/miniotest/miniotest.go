@@ -55,8 +55,8 @@ func Start(t *testing.T) Server {
 	return Server{Endpoint: "http://" + host, Client: client}
 }
 
-// prepare sets testcontainers up for a machine without a registry: its reaper is an image, and the tests remove their
-// containers themselves. It also works in a container that has an engine in it.
+// prepare sets testcontainers up for a machine without a registry. The reaper of testcontainers would need an image,
+// and the tests remove their containers themselves. The setup also works in a container that has a container engine.
 func prepare() {
 	setUnlessSet("TESTCONTAINERS_RYUK_DISABLED", "true")
 	if _, err := os.Stat("/.dockerenv"); err == nil {

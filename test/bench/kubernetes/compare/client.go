@@ -31,7 +31,7 @@ type client struct {
 	record  *record
 }
 
-// record holds the answers by request. If the same request is sent again, a number is added to its name.
+// record holds the answers by request. If the same request is sent again, its name gets a number.
 type record struct {
 	keys    []string
 	answers map[string]answer
@@ -70,7 +70,7 @@ func newClient(ctx context.Context, s *side.System) (*client, error) {
 	}, nil
 }
 
-// key returns a name for the request, which is the same on both sides.
+// key returns a name for the request. The name is the same on both sides.
 func (r request) key() string {
 	words := []string{r.method, maskPath(r.path)}
 	for name, value := range map[string]string{"as": r.accept, "sending": r.contentType, "by": r.user} {
@@ -154,7 +154,7 @@ func (c *client) send(r request) answer {
 	return answer{status: got.StatusCode, header: got.Header, document: decode(got.Header.Get("Content-Type"), body, strings.Contains(r.path, "watch=") || strings.Contains(r.path, "/watch/"))}
 }
 
-// decode decodes a body in any representation, so that the comparison sees what a client would.
+// decode decodes a body in any representation, so that the comparison sees the values that a client would see.
 func decode(contentType string, body []byte, stream bool) any {
 	media, _, _ := mime.ParseMediaType(contentType)
 	var document any
@@ -269,7 +269,7 @@ func (c *client) vanish(path string) {
 	c.do(request{method: "DELETE", path: path, quiet: true})
 }
 
-// The types of PATCH.
+// These are the types of PATCH.
 const (
 	jsonPatch      = "application/json-patch+json"
 	mergePatch     = "application/merge-patch+json"
@@ -281,8 +281,8 @@ func (c *client) patch(kind, path, body string) answer {
 	return c.do(request{method: "PATCH", path: path, body: body, contentType: kind})
 }
 
-// together runs n parts of the script that are independent of each other, several at once, since watches take time.
-// Their answers are recorded in order.
+// together runs n parts of the script that are independent of each other, several at once, since watches take time. The
+// answers of the parts are recorded in order.
 func (c *client) together(n int, part func(*client, int)) {
 	parts := make([]client, n)
 	var group errgroup.Group
@@ -315,8 +315,8 @@ func (c *client) until(status int, r request) answer {
 	return c.await(r, func(a answer) bool { return a.status == status })
 }
 
-// await repeats a request until the answer is as wanted, for what happens in the background, and records the last
-// answer.
+// await repeats a request until the answer is as wanted, and records the last answer. It is for results that come in
+// the background.
 func (c *client) await(r request, wanted func(answer) bool) answer {
 	quiet := r
 	quiet.quiet = true

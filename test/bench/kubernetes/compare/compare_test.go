@@ -20,7 +20,8 @@ func manager(name string) map[string]any {
 	return map[string]any{"manager": name, "operation": "Update"}
 }
 
-// Values that no two servers share do not count as a difference; another value, a missing element and another order do.
+// TestDifferences: values that no two servers share do not count as a difference. Other changed values, missing
+// elements and another order count.
 func TestDifferences(t *testing.T) {
 	one, two, three := object("a", "1", "red"), object("b", "2", "red"), object("c", "3", "red")
 	for name, c := range map[string]struct {
@@ -48,7 +49,8 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// An unexplained difference ends the program with an error, and so does an explanation without a difference.
+// TestReport: an unexplained difference ends the program with an error, and so does an explanation without a
+// difference.
 func TestReport(t *testing.T) {
 	unexplained := recordOf(200, object("a", "1", "red"))
 	if !report(unexplained, recordOf(200, object("a", "1", "blue")), false, false) {

@@ -167,7 +167,7 @@ func (d *differ) diffLists(at string, x, y []any) {
 	}
 }
 
-// byName returns the elements by name, nil if one has no name or shares it.
+// byName returns the elements by name, nil if an element has no name or two elements share a name.
 func byName(list []any) map[string]any {
 	named := map[string]any{}
 	for _, element := range list {

@@ -1,11 +1,11 @@
-// Command compare sends the same requests to Logplane and to kube-apiserver with etcd, and prints each difference
-// between their answers that is not intended. It exits with 1 if there is one.
+// Command compare sends the same requests to Logplane and to kube-apiserver with etcd, and prints each unintended
+// difference between their answers. It exits with 1 if there is such a difference.
 //
 //  1. Both sides start, each on an empty folder (package side), with the same users and RBAC.
-//  2. One script (script_*.go) runs on both at once. It may use what an answer says, such as a resourceVersion, in a
-//     later request; every answer is recorded under the request that it answers.
+//  2. One script (script_*.go) runs on both at once. It may use a value of an answer, such as a resourceVersion, in
+//     a later request; every answer is recorded under the request that it answers.
 //  3. Values that vary from run to run are masked (mask.go): uids, times, revisions, addresses, tokens.
-//  4. The records are compared (differ.go), and intended differences are taken away (meant.go).
+//  4. The records are compared (differ.go), and intended differences are removed (meant.go).
 package main
 
 import (

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// masked are the fields whose values always differ between two servers. Only whether they are set is compared.
+// masked are the fields whose values always differ between two servers. The comparison only asks whether they are set.
 var masked = map[string]bool{
 	"uid": true, "resourceVersion": true, "creationTimestamp": true, "deletionTimestamp": true, "time": true,
 	"lastTransitionTime": true, "lastUpdateTime": true, "continue": true, "nodePort": true, "healthCheckNodePort": true,
@@ -52,8 +52,8 @@ func maskText(s string) string {
 
 func maskPath(s string) string { return maskText(s) }
 
-// mask returns the document with all values replaced that differ from run to run. The function text is applied first to
-// each text.
+// mask returns the document, in which all values that differ from run to run are replaced. It first applies the
+// function 'text' to each text.
 func mask(v any, text func(string) string) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -87,11 +87,11 @@ func mask(v any, text func(string) string) any {
 }
 
 // unordered are the lists whose order has no meaning, or depends on whether a second has passed between two writes. The
-// functions return the keys by which they are sorted.
+// functions return the keys by which the lists are sorted.
 var unordered = map[string]func(any) string{"managedFields": managerOf, "resourceRules": show, "nonResourceRules": show}
 
 // sameEvent says whether two events of a watch are the same MODIFIED event. Upstream writes an apply without changes if
-// a second has passed since the last one, and then two managers change places.
+// a second has passed since the last apply, and then two managers change places.
 func sameEvent(a, b any) bool {
 	event, ok := a.(map[string]any)
 	return ok && event["type"] == "MODIFIED" && reflect.DeepEqual(a, b)

@@ -29,13 +29,13 @@ var script = []part{
 	{"updates", updates},
 }
 
-// A namespace for the script.
+// These are the script's namespace and its paths.
 const (
 	home    = "/api/v1/namespaces/compare"
 	appHome = "/apis/apps/v1/namespaces/compare"
 )
 
-// The representations.
+// These are the representations of objects.
 const (
 	asJSON     = ""
 	asYAML     = "application/yaml"

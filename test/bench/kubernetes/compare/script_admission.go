@@ -21,7 +21,7 @@ func admission(c *client) {
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"ruled","labels":{"pod-security.kubernetes.io/enforce":"restricted","pod-security.kubernetes.io/warn":"restricted"}}}`)
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"misruled","labels":{"pod-security.kubernetes.io/enforce":"wrong","pod-security.kubernetes.io/warn-version":"v0"}}}`)
 	c.do(request{method: "POST", path: ruled + "/serviceaccounts", body: `{"metadata":{"name":"default"}}`, quiet: true})
-	refusedUntil := func(r request) { // repeats the request until the rule is in force
+	refusedUntil := func(r request) { // refusedUntil repeats the request until the rule is in force
 		dry := r
 		dry.path, dry.quiet = r.path+"?dryRun=All", true
 		c.await(dry, func(a answer) bool { return a.status >= 400 })
@@ -133,7 +133,7 @@ func tokens(c *client) {
 	c.do(request{method: "GET", path: home + "/secrets", user: "account"})
 }
 
-// selecting uses the fields that lists can be selected by.
+// selecting uses the fields by which lists can select objects.
 func selecting(c *client) {
 	fields := map[string][]string{
 		"/api/v1/pods":                   {"spec.nodeName=n", "status.phase!=Pending", "spec.restartPolicy=Always", "spec.schedulerName=x", "spec.serviceAccountName=default", "spec.hostNetwork=false", "status.podIP=1.2.3.4", "status.nominatedNodeName=", "spec.none=x"},

@@ -136,8 +136,8 @@ func bootstrap(c *client) {
 	c.do(request{method: "POST", path: home + "/serviceaccounts", body: `{"metadata":{"name":"default"}}`, quiet: true})
 }
 
-// everyResource sends the same requests for each resource in discovery. They show how an empty collection answers, and
-// which requests are refused before anything is stored.
+// everyResource sends the same requests for each resource in discovery. These requests show the answer of an empty
+// collection, and which requests are refused before anything is stored.
 func everyResource(c *client) {
 	for _, group := range apiPaths(c) {
 		found, _ := c.do(request{method: "GET", path: group, quiet: true}).document.(map[string]any)

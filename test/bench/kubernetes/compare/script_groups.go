@@ -95,7 +95,7 @@ func customResources(c *client) {
 	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
 	c.until(404, request{method: "GET", path: objects + "/from-yaml"})
 	c.until(404, request{method: "GET", path: "/apis/compare.example/v2", quiet: true})
-	// The other definition gets the names first; after its deletion they go to this one.
+	// The other definition gets the names first; after its deletion this definition gets them.
 	c.await(request{method: "GET", path: crds + "/clashes.compare.example"}, condition("Established", "True"))
 	c.post(crds, crd("gadgets", "Gadget", "", v1))
 	c.await(request{method: "GET", path: crds + "/gadgets.compare.example"}, condition("NamesAccepted", "False"))
@@ -119,7 +119,7 @@ func condition(kind, status string) func(answer) bool {
 	}
 }
 
-// namespaces deletes namespaces with and without finalizers. kube-apiserver by itself does not empty them.
+// namespaces deletes namespaces with and without finalizers. kube-apiserver by itself does not empty a namespace.
 func namespaces(c *client) {
 	const all = "/api/v1/namespaces"
 	c.post(all, `{"metadata":{"name":"Bad_Name"}}`)
@@ -139,7 +139,7 @@ func namespaces(c *client) {
 	c.getAs(asTable, all+"/compare")
 }
 
-// access compares the answers to users without rights, and those of reviews about them.
+// access compares the answers to users without rights, and the answers of reviews about such users.
 func access(c *client) {
 	for _, user := range []string{"stranger", "unknown", "nobody"} {
 		for _, path := range []string{"/", "/api", "/apis/apps", "/apis/apps/v1", "/version", "/healthz", "/readyz", "/metrics", "/openapi/v3/apis/apps/v1", home + "/configmaps", "/api/v1/nodes", "/api/v1/namespaces/compare", "/apis/none.example/v1/things", "/nothing", crds} {

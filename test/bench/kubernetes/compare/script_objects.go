@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// sample is a smallest object of a kind, which the script creates, changes and deletes.
+// sample is an object of a kind, as small as possible, that the script creates, changes and deletes.
 type sample struct {
 	path, kind string
 	version    string
@@ -82,7 +82,7 @@ func (s sample) name() string {
 		return "v1.remote.example"
 	case "IPAddress":
 		return "192.0.2.7"
-	case "Event", "HorizontalPodAutoscaler": // these have the same objects in two groups
+	case "Event", "HorizontalPodAutoscaler": // these kinds have the same objects in two groups
 		return "sample-" + s.label()
 	}
 	return "sample"

@@ -76,7 +76,7 @@ func reading(c *client) {
 	c.get("/api/v1/componentstatuses/scheduler")
 }
 
-// writing compares creates, updates, patches and deletes that are not the simplest.
+// writing compares creates, updates, patches and deletes that are not trivial.
 func writing(c *client) {
 	const maps = home + "/configmaps"
 	one := maps + "/w"
@@ -139,7 +139,7 @@ func writing(c *client) {
 		c.patch(strategicPatch, appHome+"/deployments/patched", body)
 		c.patch(mergePatch, appHome+"/deployments/patched?fieldValidation=Strict", body)
 	}
-	// A dependent that stays, so that the deletion of its owner waits for it.
+	// This dependent stays, so that the deletion of its owner waits for it.
 	c.do(request{method: "POST", path: maps, quiet: true, body: configMap("dependent", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"w","blockOwnerDeletion":true,"uid":"`+c.get(one).at("metadata.uid")+`"}]`)})
 	c.delete(one, `{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Foreground"}`)
 	c.get(one)

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrivals is a TCP connection that knows when the bytes that were last read had arrived at its socket. The kernel
-// takes that time, so it does not matter how soon this program reads. The connection is outside of the runtime's
-// poller: arriving bytes wake no goroutine of the reader, so the reader adds nothing to the cost of the sender's write.
+// arrivals is a TCP connection that knows when the bytes of the last read arrived at its socket. The kernel measures
+// that time, so it does not matter how soon this program reads. The connection is outside of the runtime's poller. So
+// arriving bytes wake no goroutine of the reader, and the reader adds nothing to the cost of the sender's write.
 type arrivals struct {
 	net.Conn // only for the methods that are not used here
 	fd       int
 	kept     []arrived // taken out of the socket, but not read yet
-	last     time.Time // when the bytes that were last read had arrived
+	last     time.Time // when the bytes of the last read arrived
 }
 
-// arrived holds the bytes of one receive from the socket; at is the arrival of the last of them.
+// arrived holds the bytes of one receive from the socket; at is the arrival of the last of these bytes.
 type arrived struct {
 	bytes []byte
 	at    time.Time

@@ -16,10 +16,9 @@ const (
 	floorPause   = 40 * time.Millisecond
 )
 
-// bareWrites returns the shortest times in which any fan-out could work on this machine. It writes one frame to all
-// connections, on all processors at once, and does nothing else. The results are the times from the first write until
-// the frame has arrived at half of the connections, and at 99 of 100. Both are medians over the rounds, in
-// milliseconds.
+// bareWrites returns lower bounds for the times of any fan-out on this machine. It writes one frame to all connections,
+// on all processors at once, and does nothing else. The results are the times from the first write until the frame has
+// arrived at half of the connections, and at 99 % of them. Both are medians over the rounds, in milliseconds.
 func bareWrites() (half, nearlyAll float64, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 	namespace = "load" // the objects that are listed
 	clients   = 16
 	pageSize  = 500
-	pause     = 2 * time.Second // before memory is measured: work that a start or a load has begun is done by then
+	pause     = 2 * time.Second // before memory is measured: the background work of a start or a load has ended by then
 
 	configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
 	widgets    = "/apis/peer.example.com/v1/namespaces/" + namespace + "/widgets"
@@ -33,7 +33,7 @@ const (
 	asCBOR     = "application/cbor"
 )
 
-// load is what a round does to a side; the fields are its sizes (see parse).
+// load is the work of a round on one side; the fields are the sizes of that work (see parse).
 type load struct {
 	objects, singles, lists int
 	watching                time.Duration
@@ -132,8 +132,8 @@ func (l load) measure(ctx context.Context, step step) error {
 	return profile()
 }
 
-// counted sends n requests, and reports the mean processor time for one of them, of the side's processes and of this
-// process, their client.
+// counted sends n requests. It reports the mean processor time of one request, for the side's processes and for this
+// process, which is their client.
 func (l load) counted(name string, n int, send func() error) error {
 	server, client, err := l.processorTime()
 	if err != nil {
@@ -184,7 +184,7 @@ func (l load) createTogether(ctx context.Context, name string) error {
 	})
 }
 
-// createWidgets creates as many custom resources, after their definition.
+// createWidgets creates the same number of custom resources, after their definition.
 func (l load) createWidgets(ctx context.Context, name string) error {
 	if err := post(ctx, l.client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition); err != nil {
 		return err
@@ -289,8 +289,8 @@ func (l load) timed(name string, n int, send func(i int) error) (took []float64,
 	})
 }
 
-// list reads all objects of the most recent state in one answer, from several clients at once, and neither decodes nor
-// decompresses it. The first list of a round may find objects that a side has not cached.
+// list reads all objects of the most recent state in one answer, from several clients at once. It neither decodes nor
+// decompresses the answer. The first list of a round may find objects that a side has not cached.
 func (l load) list(path, selector, accept, encoding string, together int) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		took, err := l.timed(name, l.lists, func(int) error {
@@ -325,7 +325,7 @@ func (l load) read(ctx context.Context, path, accept, encoding string, o metav1.
 		Param("limit", fmt.Sprint(o.Limit)).Param("continue", o.Continue).Param("labelSelector", o.LabelSelector).Stream(ctx)
 }
 
-// pages reads all objects in pages of 500, as an informer without streaming lists does. It decodes only the continue
+// pages reads all objects in pages of 500, as an informer without streaming lists does. pages decodes only the continue
 // token of a page, which the next request needs.
 func (l load) pages(ctx context.Context, name string) error {
 	took, err := l.timed(name, l.lists, func(int) error {
@@ -342,7 +342,7 @@ func (l load) pages(ctx context.Context, name string) error {
 	return err
 }
 
-// page reads a page as protobuf, and returns its continue token, which is near the beginning.
+// page reads a page as protobuf, and returns the page's continue token, which is near the beginning.
 func (l load) page(ctx context.Context, o metav1.ListOptions) (token string, err error) {
 	body, err := l.read(ctx, configMaps, asProtobuf, "identity", o)
 	if err != nil {

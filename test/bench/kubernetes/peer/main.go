@@ -1,9 +1,9 @@
-// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on disk, one
-// after the other on this machine, and prints the medians and their ratios.
+// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on disk. Both run
+// on this machine, one after the other. The command prints the medians and their ratios.
 //
-// A side is one of the two. A round starts a side on an empty folder, runs the load and stops the side. The sides take
-// turns, and each goes first in every other round, so that other work of the machine affects both alike. The load
-// (load.go, watch.go) is a series of steps; each step reports one or more figures.
+// A side is one of these two systems. A round starts a side on an empty folder, runs the load and stops the side. The
+// sides take turns, and each side goes first in every other round, so that other work of the machine affects both sides
+// alike. The load (load.go, watch.go) is a series of steps; each step reports one or more figures.
 package main
 
 import (

@@ -10,8 +10,8 @@ import (
 )
 
 // profile begins a CPU profile of the side under test, and returns the function that ends it. It also writes a profile
-// of the heap. Only a binary that was built with the hook (test/bench/kubernetes/profiled/profiler.go.txt) can do this;
-// without --profiles nothing happens.
+// of the heap. Only a binary that was built with the hook (test/bench/kubernetes/profiled/profiler.go.txt) can write
+// profiles. Without --profiles, profile does nothing.
 func (l load) profile(ctx context.Context, step string) (func() error, error) {
 	if l.profiles == "" || l.system.Profiler == "" {
 		return func() error { return nil }, nil

@@ -21,8 +21,8 @@ import (
 	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
-// stream is a watch that only separates events, which takes very little processor time. Unlike net/http's client, it
-// reads only when it is asked to, and not ahead. So it is known when each event arrived.
+// stream is a watch that only separates events, which takes very little processor time. Unlike net/http's client, a
+// stream reads only on demand, and never ahead. So the arrival time of each event is known.
 type stream struct {
 	arrivals *arrivals
 	body     io.Reader
@@ -68,7 +68,7 @@ func checkStatus(code int) error {
 	return nil
 }
 
-// collect takes the bytes that have arrived out of the socket.
+// collect receives the bytes that wait in the socket.
 func (s *stream) collect(scratch []byte) error { return s.arrivals.take(scratch) }
 
 // next reads a frame: its length, then that many bytes. The frame's time is the arrival of its last byte.
@@ -84,7 +84,7 @@ func (s *stream) next() (time.Time, []byte, error) {
 
 func (s *stream) stop() { _ = s.arrivals.Close() }
 
-// As many bytes as net/http's client allows a server to send before the next window update.
+// These are the numbers of bytes that net/http's client allows a server to send before the next window update.
 const (
 	streamWindow     = 4 << 20
 	connectionWindow = 1 << 30
@@ -130,7 +130,7 @@ func askHTTP2(conn net.Conn, config *rest.Config, request *http.Request) (io.Rea
 	return m, err
 }
 
-// receive reads one frame. It returns head if that was the answer's header.
+// receive reads one frame. It returns true if the frame was the answer's header.
 func (m *multiplexed) receive() (head bool, err error) {
 	frame, err := m.ReadFrame()
 	if err != nil {

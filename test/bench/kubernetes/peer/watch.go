@@ -28,9 +28,10 @@ const (
 
 // viewer is one watch, on a connection of its own.
 type viewer interface {
-	// collect takes what has arrived out of the socket without looking at it. It is called while objects are written.
+	// collect receives the bytes that wait in the socket, without decoding. It is called while objects are written.
 	collect(scratch []byte) error
-	// next waits for the next event. It returns when that came, and bytes that contain its object's name.
+	// next waits for the next event. It returns the time when the event came, and bytes that contain the name of the
+	// event's object.
 	next() (came time.Time, held []byte, err error)
 	stop()
 }
@@ -39,7 +40,7 @@ type viewer interface {
 type open func(ctx context.Context, s *side.System, revision string) (viewer, error)
 
 // watch creates perSecond objects a second, while n watches run. The lag is from the moment when a create is sent until
-// its event has come, so it includes the write. Events are decrypted and examined after the last create.
+// its event has come, so the lag includes the write. Events are decrypted and examined after the last create.
 func (l load) watch(n, perSecond int, open open) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout)
@@ -86,7 +87,7 @@ type writes struct {
 
 const digits = 5
 
-// encode makes all bodies before the first create, so that a create is sent at the time that is noted for it.
+// encode makes all bodies before the first create, so that each create is sent at the time that write notes for it.
 func (w *writes) encode() (err error) {
 	w.bodies = make([][]byte, len(w.sent))
 	for i := range w.bodies {
@@ -113,9 +114,10 @@ func (w *writes) number(held []byte) (int, error) {
 }
 
 // write creates at a fixed cadence, and notes when each create was sent. A create does not wait for the answer to the
-// one before. Events are collected twice before the next create: half-way to it, when most events should long have
-// arrived, so that the collection takes little processor time from the senders; and once more shortly before it, which
-// separates late events of two creates.
+// create before. Events are collected twice before the next create. The first collection is half-way between two
+// creates: most events have arrived by then, so the collection takes little processor time from the senders. The second
+// collection is shortly before the next create, so that the late events of one create are not collected together with
+// the events of the next.
 func (l load) write(ctx context.Context, w *writes, cadence time.Duration, viewers []viewer) error {
 	creates, ctx := errgroup.WithContext(ctx)
 	creates.SetLimit(writesInFlight)
@@ -160,8 +162,8 @@ func collect(viewers []viewer, scratch []byte) error {
 // sightings are the times at which one watch saw the creates.
 type sightings struct {
 	came []time.Time
-	// joined counts the events that came together with a later one. They have that event's time, which is never earlier
-	// than their own.
+	// joined counts the events that came together with a later event. Such an event gets the later event's time, which
+	// is never earlier than its own time.
 	joined int
 }
 
@@ -230,7 +232,7 @@ type sighting struct {
 	came  time.Time
 }
 
-// openDecoded opens a watch in the way that every client does. An event counts as come when it is decoded.
+// openDecoded opens a watch in the way that every client does. The time of an event is the time when it is decoded.
 func openDecoded(ctx context.Context, s *side.System, revision string) (viewer, error) {
 	client, err := connect(s, asProtobuf)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// natsConfig is what a log's server needs: it syncs before it acknowledges, and takes objects of the largest size.
+// natsConfig is the configuration that a log's server needs: the server syncs before it acknowledges, and accepts
+// objects of the largest size.
 const natsConfig = "max_payload: 8MB\njetstream { store_dir: %q, sync_interval: always }\n"
 
 // Cell is Logplane with users and RBAC, as it runs in production: a NATS server, a watcher, which serves every request,

@@ -25,7 +25,7 @@ type credentials struct {
 // issuer is the issuer of the tokens of service accounts.
 const issuer = "https://kubernetes.default.svc"
 
-// generateCredentials writes the credentials into the folder. One key is for TLS and for service accounts.
+// generateCredentials writes the credentials into the folder. The same key is for TLS and for service accounts.
 func generateCredentials(folder string) (credentials, error) {
 	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text()}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

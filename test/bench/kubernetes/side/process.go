@@ -1,4 +1,5 @@
-// Package side starts what bench compares. A side is a server under test, with all its processes, on an empty folder.
+// Package side starts the servers that bench compares. A side is a server under test, with all its processes, on an
+// empty folder.
 package side
 
 import (
@@ -17,7 +18,7 @@ import (
 // stopTimeout is how long a process may take to end before it is killed.
 const stopTimeout = 10 * time.Second
 
-// process is a child process. It ends with ctx, or with this process.
+// process is a child process. The child ends when ctx ends, or when its parent ends.
 type process struct {
 	cmd    *exec.Cmd
 	output string // the file with its output

@@ -54,7 +54,7 @@ func (s *System) await(ctx context.Context, begun time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
-		// this process's own child on loopback
+		// The server is this process's own child, on loopback.
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	var last error
@@ -145,13 +145,13 @@ func etcdArgs(folder, client, peer string) []string {
 	}
 }
 
-// apiserverArgs are kube-apiserver's flags. They turn RBAC on, because both sides create its roles at the start. That
-// costs the client's requests nothing: the client is in system:masters, for which no side reads roles.
+// apiserverArgs are kube-apiserver's flags. They turn RBAC on, because both sides create RBAC's roles at the start.
+// RBAC costs the client's requests nothing: the client is in system:masters, for which no side reads roles.
 func apiserverArgs(files credentials, etcd, address string) []string {
 	_, port, _ := net.SplitHostPort(address)
 	return []string{
 		"--etcd-servers=http://" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none", // otherwise its lease would cause writes now and then
+		"--endpoint-reconciler-type=none", // otherwise the reconciler's lease would cause writes now and then
 		"--tls-cert-file=" + files.certificate, "--tls-private-key-file=" + files.key, "--token-auth-file=" + files.tokens,
 		"--service-account-issuer=" + issuer,
 		"--service-account-key-file=" + files.key, "--service-account-signing-key-file=" + files.key,

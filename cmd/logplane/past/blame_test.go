@@ -1,0 +1,48 @@
+package past
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+// TestBlame follows fields and items of lists through three versions, though the items change places.
+func TestBlame(t *testing.T) {
+	var tree *blamed
+	var last any
+	for version, text := range []string{
+		`{a: 1, list: [{name: x, v: 1}, {name: z, v: 1}], args: [p, q]}`,
+		`{a: 1, b: 1, list: [{name: new}, {name: x, v: 1}, {name: z, v: 2}], args: [p, r, q]}`,
+		`{a: 3, b: 1, list: [{name: z, v: 2}, {name: x, v: 1}], args: [q]}`,
+	} {
+		value := parse(t, text)
+		tree, last = blame(tree, last, value, version), value
+	}
+	require.Equal(t, 2, tree.fields["a"].version)
+	require.Equal(t, 1, tree.fields["b"].version)
+	list := tree.fields["list"]
+	require.Equal(t, 0, list.version)
+	require.Equal(t, 0, list.items[0].fields["name"].version)
+	require.Equal(t, 1, list.items[0].fields["v"].version)
+	require.Equal(t, 0, list.items[1].fields["v"].version)
+	require.Equal(t, 0, tree.fields["args"].items[0].version)
+}
+
+// TestMasked: a diff of Secrets says which values have changed, but shows no value.
+func TestMasked(t *testing.T) {
+	object := func(text string) map[string]any { return parse(t, text).(map[string]any) }
+	before, after := masked(object(`{data: {same: a, other: b, gone: c}}`), object(`{data: {same: a, other: x, new: y}}`))
+	require.Equal(t, object(`{data: {same: "***", other: "*** (before)", gone: "***"}}`), before)
+	require.Equal(t, object(`{data: {same: "***", other: "*** (after)", new: "***"}}`), after)
+	before, after = masked(nil, object(`{data: {new: y}}`))
+	require.Nil(t, before)
+	require.Equal(t, object(`{data: {new: "***"}}`), after)
+}
+
+func parse(t *testing.T, text string) any {
+	t.Helper()
+	var value any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &value))
+	return value
+}

@@ -1,0 +1,1 @@
+../aws/versions.tf
