@@ -195,6 +195,13 @@ cluster { name: cell, listen: %q, advertise: "127.0.0.1:1", no_advertise: true, 
 		}
 		c.nats = append(c.nats, c.startBox(fmt.Sprintf("nats%d", i), natsImage, listen[i], "", options...))
 	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), startTimeout)
+	defer cancel()
+	for i, b := range c.nats { // otherwise a server that did not start fails the first command, which cannot say why
+		require.NoError(c.t, b.await(ctx, func() error {
+			return healthy(ctx, http.DefaultTransport, "http://"+c.monitors[i]+"/healthz?js-server-only=true")
+		}))
+	}
 	conn, err := nats.Connect(strings.Join(listen[:], ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
 		nats.RetryOnFailedConnect(true), nats.PingInterval(time.Second), nats.Timeout(time.Second))
 	require.NoError(c.t, err)
@@ -293,8 +300,13 @@ func (b *box) resume(ctx context.Context) error {
 // well waits until the container serves.
 func (b *box) well(ctx context.Context) error {
 	transport := &http.Transport{DisableKeepAlives: true}
+	return b.await(ctx, func() error { return b.check(ctx, transport) })
+}
+
+// await waits until the check returns nil. It fails at once if the container has ended.
+func (b *box) await(ctx context.Context, check func() error) error {
 	for tick := time.NewTicker(20 * time.Millisecond); ; {
-		err := b.check(ctx, transport)
+		err := check()
 		if err == nil {
 			return nil
 		}
