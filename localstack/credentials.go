@@ -44,6 +44,15 @@ type Credentials struct {
 	Kubeconfig string
 }
 
+// CredentialsIn returns the names of the files in the folder, whether the files are there or not.
+func CredentialsIn(folder string) *Credentials {
+	return &Credentials{
+		Authority: filepath.Join(folder, authorityFile), AuthorityKey: filepath.Join(folder, authorityKeyFile),
+		Server: filepath.Join(folder, serverFile), ServerKey: filepath.Join(folder, serverKeyFile),
+		SigningKey: filepath.Join(folder, signingKeyName), Kubeconfig: filepath.Join(folder, adminKubeconfig),
+	}
+}
+
 // EnsureCredentials makes the missing files in the folder, for an API that clients reach under the address. It replaces
 // no file: it uses an existing file, which must fit the address and which only this user may be able to write. Only the
 // owner may read the files that EnsureCredentials makes.
@@ -55,11 +64,7 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 	if err := trust.Folder(folder); err != nil {
 		return nil, fmt.Errorf("open the folder of the credentials: %w", err)
 	}
-	c := &Credentials{
-		Authority: filepath.Join(folder, authorityFile), AuthorityKey: filepath.Join(folder, authorityKeyFile),
-		Server: filepath.Join(folder, serverFile), ServerKey: filepath.Join(folder, serverKeyFile),
-		SigningKey: filepath.Join(folder, signingKeyName), Kubeconfig: filepath.Join(folder, adminKubeconfig),
-	}
+	c := CredentialsIn(folder)
 	if err := ensurePair(c.Authority, c.AuthorityKey, func() (certificate, key []byte, err error) {
 		_, certificate, key, err = authority.New("logplane authority")
 		return certificate, key, err

@@ -127,8 +127,8 @@ func (c *Connection) Check() error {
 	if wrong := validation.IsDNS1123Label(c.Cluster); wrong != nil {
 		return fmt.Errorf("--cluster is '%s': %s", c.Cluster, strings.Join(wrong, "; "))
 	}
-	if c.ReadOnly {
-		return nil
+	if _, err := c.bucketURL(); err != nil || c.ReadOnly {
+		return err
 	}
 	return cmp.Or(values.AtLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1), c.retention.Settle())
 }
@@ -265,47 +265,54 @@ func (c *Connection) LacksFolder() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// OpenBucket opens the bucket in the flags and returns the cell's prefix in it.
-func (c *Connection) OpenBucket(ctx context.Context) (bucket.Bucket, string, error) {
+// bucketURL refuses flags that name no bucket.
+func (c *Connection) bucketURL() (*url.URL, error) {
 	flag := cmp.Or(c.BucketFlag, "--bucket")
 	if c.Bucket == "" {
-		return nil, "", fmt.Errorf("%s is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'", flag)
+		return nil, fmt.Errorf("%s is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'", flag)
 	}
 	u, err := values.URL(flag, c.Bucket)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	if _, err := values.URL("--s3-endpoint", c.S3.Endpoint); err != nil {
-		return nil, "", fmt.Errorf("%w: keys come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role", err)
+		return nil, fmt.Errorf("%w: keys come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role", err)
 	}
-	switch u.Scheme {
-	case "file":
-		if !strings.HasPrefix(c.Bucket, "file:///") || u.Path == "/" {
-			return nil, "", fmt.Errorf("%s is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", flag, c.Bucket)
-		}
-		if c.LacksFolder() && !c.Founds {
-			return nil, "", fmt.Errorf("%s is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", flag, c.Bucket)
-		}
-		folder := filepath.FromSlash(u.Path)
-		b, err := filesystem.Open(folder)
-		if err == nil && !c.ReadOnly {
-			// A folder in which others may write causes a warning, not an error: on many systems a group may write to
-			// the folder, but the group has a single member.
-			if err := trust.File(folder); err != nil {
-				slog.WarnContext(ctx, "others could change what the bucket has", "err", err)
-			}
-		}
-		return bucket.Count(b), c.Stream, err
-	case "s3":
-		if u.Host == "" {
-			return nil, "", fmt.Errorf("%s is '%s': it must name a bucket, as 's3://BUCKET/PREFIX' does", flag, c.Bucket)
-		}
+	switch {
+	case u.Scheme != "file" && u.Scheme != "s3":
+		return nil, fmt.Errorf("%s is '%s': it must start with 's3://' or 'file:///'", flag, c.Bucket)
+	case u.Scheme == "file" && (!strings.HasPrefix(c.Bucket, "file:///") || u.Path == "/"):
+		return nil, fmt.Errorf("%s is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", flag, c.Bucket)
+	case u.Scheme == "s3" && u.Host == "":
+		return nil, fmt.Errorf("%s is '%s': it must name a bucket, as 's3://BUCKET/PREFIX' does", flag, c.Bucket)
+	case c.LacksFolder() && !c.Founds:
+		return nil, fmt.Errorf("%s is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", flag, c.Bucket)
+	}
+	return u, nil
+}
+
+// OpenBucket opens the bucket in the flags and returns the cell's prefix in it.
+func (c *Connection) OpenBucket(ctx context.Context) (bucket.Bucket, string, error) {
+	u, err := c.bucketURL()
+	if err != nil {
+		return nil, "", err
+	}
+	if u.Scheme == "s3" {
 		at := c.S3
 		at.Bucket = u.Host
 		b, err := s3.Open(ctx, at)
 		return bucket.Count(b), cmp.Or(strings.Trim(u.Path, "/"), c.Stream), err
 	}
-	return nil, "", fmt.Errorf("%s is '%s': it must start with 's3://' or 'file:///'", flag, c.Bucket)
+	folder := filepath.FromSlash(u.Path)
+	b, err := filesystem.Open(folder)
+	if err == nil && !c.ReadOnly {
+		// A folder in which others may write causes a warning, not an error: on many systems a group may write to
+		// the folder, but the group has a single member.
+		if err := trust.File(folder); err != nil {
+			slog.WarnContext(ctx, "others could change what the bucket has", "err", err)
+		}
+	}
+	return bucket.Count(b), c.Stream, err
 }
 
 // ProveBucket finds the bucket, or creates it if that is allowed, and proves that it supports all operations of a cell.

@@ -35,8 +35,6 @@ type whole struct {
 	bodies         []string
 	drain, cadence time.Duration
 	maxTailAge     time.Duration
-
-	made *localstack.Credentials
 }
 
 func newServe() *cobra.Command {
@@ -78,6 +76,13 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	kubeconfig, err := w.assumeCredentials()
+	if err != nil {
+		return err
+	}
+	if err := cmp.Or(w.how.check(), w.where.Check()); err != nil {
+		return err
+	}
 	unlock, err := localstack.Lock(w.data)
 	if err != nil {
 		return err
@@ -87,11 +92,11 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 	if err := w.how.bind(); err != nil {
 		return err
 	}
-	kubeconfig, err := w.ensureCredentials()
-	if err != nil {
-		return err
+	made, err := localstack.EnsureCredentials(w.data, w.how.ExternalAddress)
+	if err == nil {
+		err = made.Renew() // a process that was stopped for long has certificates that ended
 	}
-	if err := cmp.Or(w.how.check(), w.where.Check()); err != nil {
+	if err != nil {
 		return err
 	}
 	log, err := w.openLog()
@@ -120,7 +125,7 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 	w.how.publish(ctx, server.Server)
 	w.greet(cmd.OutOrStdout(), kubeconfig)
 	defer memory.GiveBack(nil, server.Shrink)()
-	go w.made.KeepValid(ctx)
+	go made.KeepValid(ctx)
 	err = localstack.Whole{
 		Cell: opened.Cell, Server: server, Log: log, Writers: w.how.Writers, Cadence: w.cadence,
 		Serve: func(ctx context.Context, handler http.Handler) error {
@@ -176,35 +181,34 @@ func (w *whole) check() error {
 	return cmp.Or(checkLimits(w.how.Watches), values.AtLeast("--drain", w.drain, 0), values.AtLeast("--max-tail-age", w.maxTailAge, 0), values.AtLeast("--cadence", w.cadence, time.Millisecond), w.how.checkListen())
 }
 
-// ensureCredentials makes the missing keys and certificates below the data folder, and uses them wherever the flags
-// name no others. It returns the path of the administrator's kubeconfig, or the empty string if the flags name the
-// server's certificate: then only the user knows who has signed it.
-func (w *whole) ensureCredentials() (kubeconfig string, err error) {
+// assumeCredentials names the keys and certificates below the data folder wherever the flags name no others. They are
+// made once all flags are known to be right. assumeCredentials returns the path of the administrator's kubeconfig, or
+// the empty string if the flags name the server's certificate: then only the user knows who has signed it.
+func (w *whole) assumeCredentials() (kubeconfig string, err error) {
 	if w.data, err = filepath.Abs(w.data); err != nil {
 		return "", err
+	}
+	if !w.apart {
+		w.where.Bucket = cells.FolderURL(filepath.Join(w.data, "bucket"))
 	}
 	_, port, err := net.SplitHostPort(w.how.listen)
 	if err != nil {
 		return "", err
 	}
 	w.how.ExternalAddress = cmp.Or(w.how.ExternalAddress, net.JoinHostPort("localhost", port))
-	made, err := localstack.EnsureCredentials(w.data, w.how.ExternalAddress)
-	if err == nil {
-		err = made.Renew() // a process that was stopped for long has certificates that ended
-	}
-	if err != nil {
-		return "", err
-	}
-	w.made = made
+	files := localstack.CredentialsIn(w.data)
 	users := &w.how.Authentication
-	if w.how.certFile == "" && !w.how.insecurePlainHTTP {
-		w.how.certFile, w.how.keyFile, kubeconfig = made.Server, made.ServerKey, made.Kubeconfig
-		users.ClientCAFile = cmp.Or(users.ClientCAFile, made.Authority)
-		w.where.RootCA = cmp.Or(w.where.RootCA, made.Authority)
+	if w.how.certFile == "" && w.how.keyFile == "" && !w.how.insecurePlainHTTP {
+		w.how.certFile, w.how.keyFile, kubeconfig = files.Server, files.ServerKey, files.Kubeconfig
+		users.ClientCAFile = cmp.Or(users.ClientCAFile, files.Authority)
+		w.where.RootCA = cmp.Or(w.where.RootCA, files.Authority)
 	}
-	if len(users.ServiceAccounts.Issuers) == 0 {
-		users.ServiceAccounts.Issuers = []string{"https://" + w.how.ExternalAddress}
-		users.ServiceAccounts.SigningKeyFile = cmp.Or(users.ServiceAccounts.SigningKeyFile, made.SigningKey)
+	accounts := &users.ServiceAccounts
+	if len(accounts.Issuers) == 0 || len(accounts.KeyFiles) == 0 { // else another server issues the tokens
+		accounts.SigningKeyFile = cmp.Or(accounts.SigningKeyFile, files.SigningKey)
+	}
+	if len(accounts.Issuers) == 0 {
+		accounts.Issuers = []string{"https://" + w.how.ExternalAddress}
 	}
 	return kubeconfig, nil
 }
@@ -223,9 +227,6 @@ func (w *whole) openLog() (*localstack.Log, error) {
 
 // found opens the cell, and makes it if there is none.
 func (w *whole) found(ctx context.Context, config eventlog.Config, bodies []eventlog.Resource) (*cells.Cell, error) {
-	if w.where.Bucket == "" {
-		w.where.Bucket = cells.FolderURL(filepath.Join(w.data, "bucket"))
-	}
 	config.Stream = w.where.Stream
 	if err := eventlog.Create(ctx, config); err != nil {
 		return nil, err
