@@ -65,7 +65,8 @@ func TestEnvtestAssets(t *testing.T) {
 }
 
 // TestEnvtestRestart: the state survives a kill of 'etcd' and 'kube-apiserver', which start in any order. Two API
-// servers on one 'etcd' see each other's writes. An 'etcd' whose data folder is removed ends.
+// servers on one 'etcd' see each other's writes. An 'etcd' whose data folder is removed ends, and an API server ends when
+// 'etcd' is started again without the state.
 func TestEnvtestRestart(t *testing.T) {
 	folder, home := assets(t, t.TempDir()), t.TempDir()
 	key, err := keyutil.MakeEllipticPrivateKeyPEM()
@@ -131,7 +132,10 @@ func TestEnvtestRestart(t *testing.T) {
 	<-store.Exited
 	require.Equal(t, 1, store.Cmd.ProcessState.ExitCode(), store.Output())
 	require.Contains(t, store.Output(), "the data folder was removed")
-	server.Stop()
+	etcd()
+	<-server.Exited
+	require.Equal(t, 1, server.Cmd.ProcessState.ExitCode(), server.Output())
+	require.Contains(t, server.Output(), "etcd was started again without the state")
 }
 
 // TestEnvtestRefuses: mistakes are one line on stderr.

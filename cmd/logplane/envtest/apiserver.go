@@ -150,7 +150,7 @@ func serve(ctx context.Context, o *options.ServerRunOptions, shown flagz.Reader)
 		return err
 	}
 	// Another API server may still write into a namespace that goes. The lifecycle deletes that, too, as a leftover.
-	return localstack.Whole{
+	return explain(localstack.Whole{
 		Cell: cell, Server: server, Writers: config.Writers, Cadence: commitCadence, ServerOnly: config.Bare,
 		Serve: func(ctx context.Context, handler http.Handler) error {
 			slog.Info("serving", "address", listener.Addr().String(), "https", true)
@@ -158,7 +158,17 @@ func serve(ctx context.Context, o *options.ServerRunOptions, shown flagz.Reader)
 				TLS: certificate, RequestTimeout: config.Requests.Timeout, Drain: server.Drain,
 			})
 		},
-	}.Run(ctx)
+	}.Run(ctx))
+}
+
+// errAnotherState says what a log that went back means here: the test has started 'etcd' with another folder.
+var errAnotherState = errors.New("etcd was started again without the state that this process has served: start kube-apiserver again too")
+
+func explain(err error) error {
+	if errors.Is(err, eventlog.ErrDiverged) {
+		return errAnotherState
+	}
+	return err
 }
 
 // openCell opens the cell of 'etcd', and makes it if there is none.

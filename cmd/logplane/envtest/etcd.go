@@ -202,11 +202,14 @@ const patience = time.Minute
 func connect(ctx context.Context, etcd string) (log eventlog.Config, folder string, err error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
+	for said := false; ; said = true {
 		s, err := find(waiting, etcd)
 		if err == nil {
 			folder = s.Folder
 			break
+		}
+		if !said {
+			slog.Info("waiting for etcd", "url", etcd, "timeout", patience, "error", err)
 		}
 		if errors.Is(err, errStranger) || eventlog.Pause(waiting, 50*time.Millisecond) != nil {
 			return log, "", errors.Join(ctx.Err(), fmt.Errorf("--etcd-servers is '%s': %w", etcd, err))
