@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"os"
@@ -26,6 +25,9 @@ import (
 //go:embed testdata/conformance.txt
 var notConformed string
 
+// label is a label of a test. Upstream appends labels to a test's name, in an order of its own.
+var label = regexp.MustCompile(` \[[^\]]*\]`)
+
 // TestConformance runs upstream's conformance tests against 'api' and 'watcher' processes, with upstream's controllers
 // and with nodes that kwok simulates. Tests that need real containers are left out. 'make conformance' builds the
 // tests. CONFORMANCE is a regular expression that selects tests; without CONFORMANCE all tests run.
@@ -37,8 +39,9 @@ func TestConformance(t *testing.T) {
 	}
 	folder, err := filepath.Abs("../../bin/controllers")
 	require.NoError(t, err)
-	// One test waits for at most ten minutes until a continue token expires, so retention is short.
-	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s")
+	// One test waits for at most ten minutes until a continue token expires, so retention is short, and without history,
+	// which would keep the token valid.
+	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s", "--history", "0")
 	c.nodes(3)
 	c.eventually(t, "Pods can go to the nodes", func(ctx context.Context) bool {
 		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -50,15 +53,24 @@ func TestConformance(t *testing.T) {
 	if only := os.Getenv("CONFORMANCE"); only != "" {
 		focus = "(" + only + `).*\[Conformance\]`
 	}
-	skip := slices.DeleteFunc(strings.Split(notConformed, "\n"), func(l string) bool { return l == "" || strings.HasPrefix(l, "#") })
 	list, err := exec.CommandContext(t.Context(), tests, "--list-tests").Output()
 	require.NoError(t, err)
-	for i, name := range skip {
-		require.True(t, bytes.Contains(list, []byte(name+" [Conformance]")), "there is no test '%s' any more", name)
-		skip[i] = regexp.QuoteMeta(name)
+	named := map[string]string{} // whole names, by the names without labels
+	for line := range strings.Lines(string(list)) {
+		if _, name, _ := strings.Cut(line, ": "); strings.Contains(name, " [Conformance]") {
+			named[label.ReplaceAllString(strings.TrimSpace(name), "")] = regexp.QuoteMeta(strings.TrimSpace(name))
+		}
+	}
+	var skip []string
+	for _, name := range strings.Split(notConformed, "\n") {
+		if name == "" || strings.HasPrefix(name, "#") {
+			continue
+		}
+		require.Contains(t, named, name, "there is no such test any more")
+		skip = append(skip, named[name])
 	}
 	command := exec.CommandContext(t.Context(), tests, "--provider=skeleton", "--kubeconfig", c.cell.Kubeconfig("admin"), "--kubectl-path", product.Binary(t, "KUBECTL", "kubectl"),
-		"--allowed-not-ready-nodes=-1", "--ginkgo.no-color", "--ginkgo.succinct", "--ginkgo.silence-skips", "--ginkgo.timeout=2h", "--ginkgo.focus", focus, "--ginkgo.skip", "("+strings.Join(skip, "|")+`) \[Conformance\]`)
+		"--allowed-not-ready-nodes=-1", "--ginkgo.no-color", "--ginkgo.succinct", "--ginkgo.silence-skips", "--ginkgo.timeout=2h", "--ginkgo.focus", focus, "--ginkgo.skip", "("+strings.Join(skip, "|")+")")
 	command.Stdout, command.Stderr, command.Dir = os.Stdout, os.Stderr, t.TempDir()
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, command.Run())
