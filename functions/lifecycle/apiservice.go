@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +25,7 @@ const (
 )
 
 // tasksOfVersions returns a task for each group of custom resources, and one for each remote APIService.
-func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, services []apiregistrationv1.APIService) []task {
+func tasksOfVersions(definitions []customresources.Summary, services []apiregistrationv1.APIService) []task {
 	groups := map[string]bool{}
 	for _, d := range definitions {
 		groups[d.Spec.Group] = true
@@ -51,12 +50,12 @@ func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, ser
 // alone. Bootstrap makes the APIService of a built-in version, and this task deletes that APIService once Kubernetes
 // has dropped the version.
 func (l *Lifecycle) registerVersions(ctx context.Context, t task) error {
-	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
+	definitions, err := l.config.Server.Definitions(ctx)
 	if err != nil {
 		return fmt.Errorf("list definitions: %w", err)
 	}
 	wanted := map[string]*apiregistrationv1.APIService{}
-	for _, d := range definitions.Items {
+	for _, d := range definitions {
 		for _, v := range d.Spec.Versions {
 			if d.Spec.Group == t.name && v.Served {
 				service := aggregation.Local(schema.GroupVersion{Group: t.name, Version: v.Name}, aggregation.Always)

@@ -69,17 +69,20 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 // changes nothing appends no event.
 func (l *Lifecycle) offerNames(ctx context.Context, t task) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
-	list, err := definitions.List(ctx, metav1.ListOptions{})
+	all, err := l.config.Server.Definitions(ctx)
 	if err != nil {
 		return fmt.Errorf("list definitions: %w", err)
 	}
 	var failed []error
-	for i := range list.Items {
-		d := &list.Items[i]
-		if d.Spec.Group != t.name || !apihelpers.IsCRDConditionFalse(d, apiextensionsv1.NamesAccepted) {
+	for _, d := range all {
+		if d.Spec.Group != t.name || !apihelpers.IsCRDConditionFalse(d.CustomResourceDefinition, apiextensionsv1.NamesAccepted) {
 			continue
 		}
-		if _, err := definitions.Update(ctx, d, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		whole, err := definitions.Get(ctx, d.Name, metav1.GetOptions{})
+		if err == nil {
+			_, err = definitions.Update(ctx, whole, metav1.UpdateOptions{})
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("offer names to definition %q: %w", d.Name, err))
 		}
 	}

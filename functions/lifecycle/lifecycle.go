@@ -28,6 +28,7 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -37,6 +38,8 @@ import (
 type Server interface {
 	// Loopback returns the configuration of a client of the cluster's API that has every right.
 	Loopback() *rest.Config
+	// Definitions returns the summary of every definition, as of now.
+	Definitions(context.Context) ([]customresources.Summary, error)
 	// Instances returns the storage of a definition's instances, whichever versions are served.
 	Instances(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
 	// UID returns the uid of a stored object.

@@ -198,15 +198,15 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 			tasks = append(tasks, task{kind: defaultsTask, namespace: n.Name})
 		}
 	}
-	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
+	definitions, err := l.config.Server.Definitions(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list definitions: %w", err)
 	}
-	for _, d := range definitions.Items {
+	for _, d := range definitions {
 		if d.DeletionTimestamp != nil {
 			tasks = append(tasks, task{kind: definitionTask, name: d.Name})
 		}
-		if apihelpers.IsCRDConditionFalse(&d, apiextensionsv1.NamesAccepted) {
+		if apihelpers.IsCRDConditionFalse(d.CustomResourceDefinition, apiextensionsv1.NamesAccepted) {
 			tasks = append(tasks, task{kind: namesTask, name: d.Spec.Group})
 		}
 	}
@@ -214,7 +214,7 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	if err != nil {
 		return nil, fmt.Errorf("list APIServices: %w", err)
 	}
-	tasks = append(tasks, tasksOfVersions(definitions.Items, services.Items)...)
+	tasks = append(tasks, tasksOfVersions(definitions, services.Items)...)
 	for _, of := range []func(context.Context, *projection.View) ([]task, error){
 		l.leftoversOfState, l.garbageOfState, l.recountsOfState, l.volumesOfState, l.endsOfState, l.accountsOfState,
 	} {

@@ -334,7 +334,7 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 		return schema.GroupVersionResource{}, nil, err
 	}
 	for _, crd := range set.Definitions {
-		if crd.Spec.Group == kind.Group && crd.Status.AcceptedNames.Kind == kind.Kind && apihelpers.HasServedCRDVersion(crd, kind.Version) {
+		if crd.Spec.Group == kind.Group && crd.Status.AcceptedNames.Kind == kind.Kind && apihelpers.HasServedCRDVersion(crd.CustomResourceDefinition, kind.Version) {
 			return scoped(crd.Status.AcceptedNames.Plural, crd.Spec.Scope == apiextensionsv1.NamespaceScoped)
 		}
 	}

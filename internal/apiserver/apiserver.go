@@ -98,6 +98,15 @@ func newCustomResources(s *Server) *customresources.Handler {
 	})
 }
 
+// Definitions returns the summary of every CRD that may be served, as of now.
+func (s *Server) Definitions(ctx context.Context) ([]customresources.Summary, error) {
+	if _, err := s.config.Cell.Consistent(ctx); err != nil {
+		return nil, err
+	}
+	set, err := s.definitions.AllFor(ctx)
+	return set.Definitions, err
+}
+
 // Instances is the storage of a CRD's instances, in the CRD's storage version, whichever versions are served. The
 // lifecycle deletes the instances through this storage.
 func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/customresources/crdtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
 	"github.com/logplane/logplane/projection"
@@ -254,4 +255,41 @@ func BenchmarkList(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkLargeDefinitions measures the creation of one more CustomResourceDefinition of 100 KB where there are 300,
+// and discovery after it.
+func BenchmarkLargeDefinitions(b *testing.B) {
+	s := newServer(b)
+	made := 0
+	create := func() {
+		s.must(b, 201, request{method: "POST", path: crdsPath, body: crdtest.Large(made, fmt.Sprintf("g%d.example.com", made%30), 100_000)})
+		made++
+	}
+	discover := func() { s.must(b, 200, request{method: "GET", path: "/apis"}) }
+	for range 300 {
+		create()
+	}
+	discover()
+	before := liveBytes()
+	b.Run("Create", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			create()
+		}
+	})
+	b.Run("Discovery", func(b *testing.B) {
+		for b.Loop() {
+			discover()
+		}
+	})
+	b.Run("DiscoveryAfterAChange", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			create()
+			b.StartTimer()
+			discover()
+		}
+	})
+	b.ReportMetric(float64(before)/(1<<20), "live-MiB")
 }

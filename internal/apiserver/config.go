@@ -129,7 +129,7 @@ func (s *Server) configure() error {
 	if s.servers, err = dynamic.NewServices(s.listers, s.dialer); err != nil {
 		return err
 	}
-	s.definitions = customresources.NewReader(s.listers)
+	s.definitions = customresources.NewReader(s.listers, s.config.Cell.Projection)
 	if s.config.RootCAFile != "" {
 		if s.rootCA, err = os.ReadFile(s.config.RootCAFile); err != nil {
 			return fmt.Errorf("read the root certificate: %w", err)

@@ -65,7 +65,7 @@ func TestEnvtestAssets(t *testing.T) {
 }
 
 // TestEnvtestRestart: the state survives a kill of 'etcd' and 'kube-apiserver', which start in any order. Two API
-// servers on one 'etcd' see each other's writes. An 'etcd' whose data folder is removed ends, and an API server ends when
+// servers on one 'etcd' see each other's writes. An 'etcd' whose data folder is removed ends. An API server ends when
 // 'etcd' is started again without the state.
 func TestEnvtestRestart(t *testing.T) {
 	folder, home := assets(t, t.TempDir()), t.TempDir()

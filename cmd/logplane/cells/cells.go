@@ -127,8 +127,8 @@ func (c *Connection) Check() error {
 	if wrong := validation.IsDNS1123Label(c.Cluster); wrong != nil {
 		return fmt.Errorf("--cluster is '%s': %s", c.Cluster, strings.Join(wrong, "; "))
 	}
-	if _, err := c.bucketURL(); err != nil || c.ReadOnly {
-		return err
+	if c.ReadOnly {
+		return nil
 	}
 	return cmp.Or(values.AtLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1), c.retention.Settle())
 }
@@ -265,7 +265,12 @@ func (c *Connection) LacksFolder() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// bucketURL refuses flags that name no bucket.
+// CheckBucket refuses flags that name no bucket.
+func (c *Connection) CheckBucket() error {
+	_, err := c.bucketURL()
+	return err
+}
+
 func (c *Connection) bucketURL() (*url.URL, error) {
 	flag := cmp.Or(c.BucketFlag, "--bucket")
 	if c.Bucket == "" {

@@ -80,7 +80,7 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(w.how.check(), w.where.Check()); err != nil {
+	if err := cmp.Or(w.how.check(), w.where.Check(), w.where.CheckBucket()); err != nil {
 		return err
 	}
 	unlock, err := localstack.Lock(w.data)

@@ -94,7 +94,7 @@ func taken(ctx context.Context, definitions *customresources.Reader, service *ap
 		listers.Fail(ctx, err) // upstream's interface cannot return an error
 	}
 	for _, crd := range set.Definitions {
-		if crd.Spec.Group == service.Spec.Group && apihelpers.HasServedCRDVersion(crd, service.Spec.Version) {
+		if crd.Spec.Group == service.Spec.Group && apihelpers.HasServedCRDVersion(crd.CustomResourceDefinition, service.Spec.Version) {
 			return field.ErrorList{field.Forbidden(at, fmt.Sprintf("version %s of group '%s' is served by CustomResourceDefinition %s: delete it, or its version, first",
 				service.Spec.Version, service.Spec.Group, crd.Name))}
 		}

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -38,7 +37,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/apiserver/pkg/util/webhook"
-	"k8s.io/client-go/tools/cache"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
@@ -48,15 +47,18 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/watchwriter"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/cache"
 )
 
-// served is how many CRD handlers one process keeps at most. A handler holds schemas, validators and compiled rules,
-// and takes some 15 ms to rebuild.
-const served = 256
-
-// servedPast is how many more handlers are kept for requests of the past. It is small because the size of a handler is
-// not bounded.
-const servedPast = 8
+const (
+	// handlerBytes bounds the CRD handlers that one process keeps: 400 of small CRDs, or 40 of CRDs of 100 KB. A handler
+	// takes some 10 ms to rebuild.
+	handlerBytes = 96 << 20
+	// handlerOverhead is what the handler of an empty CRD takes. In addition a handler takes handlerFactor times the size
+	// of the decoded CRD: schemas, validators and compiled rules.
+	handlerOverhead = 160 << 10
+	handlerFactor   = 3
+)
 
 // Config of a Handler.
 type Config struct {
@@ -85,18 +87,14 @@ type Config struct {
 type Handler struct {
 	config Config
 
-	mu       sync.Mutex
-	handlers *lru.Cache[string, *definitionHandler] // by mu; by name of the CRD
-	// past has the handlers for requests of the past, by name and resourceVersion of the CRD.
-	past *lru.Cache[string, *definitionHandler] // by mu
+	mu sync.Mutex // held while a handler is looked up or made
+	// handlers has the handlers by name of the CRD; those for requests of the past by name and resourceVersion.
+	handlers *cache.Cache[string, *definitionHandler]
 }
 
 // NewHandler returns a handler of custom resources.
 func NewHandler(c Config) *Handler {
-	h := &Handler{config: c}
-	h.handlers, _ = lru.New[string, *definitionHandler](served) // fails only for a size below one, as does the next
-	h.past, _ = lru.New[string, *definitionHandler](servedPast)
-	return h
+	return &Handler{config: c, handlers: cache.New[string, *definitionHandler](cache.NewBudget(handlerBytes))}
 }
 
 // ServeHTTP serves a resource request for a group that is not built in.
@@ -208,13 +206,13 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 // for an older state. Such a request gets the handler of the newer state, because the request could also have seen the
 // newer state. A request of the past gets the handler of exactly the given state.
 func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition, past bool) (*definitionHandler, error) {
-	kept, key := h.handlers, crd.Name
+	key := crd.Name
 	if past {
-		kept, key = h.past, crd.Name+"@"+crd.ResourceVersion
+		key += "@" + crd.ResourceVersion
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	old, ok := kept.Get(key)
+	old, ok := h.handlers.Get(key)
 	if ok && (revisionOf(old.crd.Load()) >= revisionOf(crd) || old.follow(crd)) {
 		return old, nil
 	}
@@ -222,8 +220,8 @@ func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition, past 
 	if err != nil {
 		return nil, err
 	}
-	kept.Add(key, one)
-	return one, nil
+	h.handlers.Remove(key)
+	return h.handlers.Add(key, "", one, handlerOverhead+handlerFactor*kubestore.Size(crd)), nil
 }
 
 // Instances returns the storage of a CRD's objects in the storage version, regardless of the versions that are served.
@@ -236,18 +234,8 @@ func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (fina
 	return one.Handler.(finalizer.CRClientGetter).GetCustomResourceListerCollectionDeleter(crd)
 }
 
-// idle is how many CRD handlers an idle process keeps.
-const idle = 16
-
 // Shrink drops most handlers, the least recently used first.
-func (h *Handler) Shrink() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.past.Purge()
-	for h.handlers.Len() > idle {
-		h.handlers.RemoveOldest()
-	}
-}
+func (h *Handler) Shrink() { h.handlers.Shrink() }
 
 // definitionHandler is upstream's handler of all CRDs, given only one CRD.
 type definitionHandler struct {
@@ -360,7 +348,7 @@ func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition
 // Informer and Lister make the handler the informer of its one CRD. The informer never reports a change, so upstream
 // never tears down the handler's stores. There is nothing to tear down: stores own no resources, and the handler goes
 // away with its last request.
-func (h *definitionHandler) Informer() cache.SharedIndexInformer { return &listers.Informer{} }
+func (h *definitionHandler) Informer() toolscache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister is upstream's interface.
 func (h *definitionHandler) Lister() crdlisters.CustomResourceDefinitionLister { return lister{h} }

@@ -3,8 +3,9 @@ package customresources
 import (
 	"context"
 	"fmt"
-	"sort"
+	"slices"
 	"strconv"
+	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -24,17 +25,21 @@ const Prefix = "apiextensions.k8s.io/customresourcedefinitions"
 
 // Reader reads CustomResourceDefinitions from the newest view, or as of the moment that a request of the past reads. It
 // is safe for concurrent use.
-type Reader struct{ rows *listers.Indexer }
+type Reader struct {
+	rows      *listers.Indexer
+	summaries *summaries
+}
 
 // NewReader makes a reader.
-func NewReader(f *listers.Factory) *Reader {
-	return &Reader{f.NewIndexer(listers.Source{
+func NewReader(f *listers.Factory, p *projection.Projection) *Reader {
+	source := listers.Source{
 		Object:   &apiextensionsv1.CustomResourceDefinition{},
 		Resource: Resource,
 		Prefix:   Prefix,
 		Decoder:  crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
 		Lenient:  true,
-	})}
+	}
+	return &Reader{f.NewIndexer(source), newSummaries(f, p, source)}
 }
 
 // Prefix of the rows of CRDs. It ends in a slash.
@@ -93,9 +98,30 @@ func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore
 	return refused
 }
 
-// Set holds every CRD that may be served at one point in time. It must not be changed.
+// Full returns the CRD of a summary. If the CRD has changed since, Full returns an error with which the client tries
+// again, because a document about the summary's CRD must not describe another one.
+func (c *Reader) Full(ctx context.Context, of Summary) (*apiextensionsv1.CustomResourceDefinition, error) {
+	crd, err := c.Get(ctx, of.Name)
+	if err != nil {
+		return nil, fmt.Errorf("read CustomResourceDefinition '%s': %w", of.Name, err)
+	}
+	if crd == nil || crd.ResourceVersion != of.ResourceVersion || crd.UID != of.UID {
+		return nil, Changed(of.Name)
+	}
+	return crd, nil
+}
+
+// ChangedError says that a CRD has changed since its summary was read. It is the Status for the client.
+type ChangedError struct{ *apierrors.StatusError }
+
+// Changed returns the error for the CRD with that name.
+func Changed(name string) *ChangedError {
+	return &ChangedError{apierrors.NewTooManyRequests(fmt.Sprintf("CustomResourceDefinition '%s' has just changed", name), 1)}
+}
+
+// Set holds the summary of every CRD that may be served at one point in time. It must not be changed.
 type Set struct {
-	Definitions []*apiextensionsv1.CustomResourceDefinition // by name
+	Definitions []Summary // by name
 	State       State
 }
 
@@ -107,30 +133,33 @@ type State struct {
 }
 
 // All returns every CRD that may be served.
-func (c *Reader) All() (Set, error) { return setOf(c.rows.All()) }
+func (c *Reader) All() (Set, error) { return c.AllFor(context.Background()) }
 
 // AllFor is All for a request, which may be one of the past.
-func (c *Reader) AllFor(ctx context.Context) (Set, error) {
+func (c *Reader) AllFor(ctx context.Context) (set Set, err error) {
 	if past := kubestore.PastFrom(ctx); past != nil {
-		return setOf(c.rows.AllAt(ctx, past))
+		var all map[string]Summary
+		all, err = c.summaries.at(ctx, past)
+		set = setOf(all)
+	} else {
+		set, err = c.summaries.now(ctx)
 	}
-	return c.All()
-}
-
-func setOf(objects []any, err error) (Set, error) {
 	if err != nil {
 		return Set{}, fmt.Errorf("list CustomResourceDefinitions: %w", err)
 	}
-	set := Set{State: State{count: len(objects)}}
-	for _, object := range objects {
-		crd := object.(*apiextensionsv1.CustomResourceDefinition)
+	return set, nil
+}
+
+func setOf(all map[string]Summary) Set {
+	set := Set{State: State{count: len(all)}}
+	for _, crd := range all {
 		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved CRD may be older than the check that refuses reserved CRDs
 			set.Definitions = append(set.Definitions, crd)
 		}
-		set.State.revision = max(set.State.revision, revisionOf(crd))
+		set.State.revision = max(set.State.revision, revisionOf(crd.CustomResourceDefinition))
 	}
-	sort.Slice(set.Definitions, func(i, j int) bool { return set.Definitions[i].Name < set.Definitions[j].Name })
-	return set, nil
+	slices.SortFunc(set.Definitions, func(a, b Summary) int { return strings.Compare(a.Name, b.Name) })
+	return set
 }
 
 func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {

@@ -20,6 +20,7 @@ import (
 	"net/http"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -46,6 +47,8 @@ type Config struct {
 // Definitions reads every CRD that may be served: now, or at the moment that the context's request reads.
 type Definitions interface {
 	AllFor(context.Context) (customresources.Set, error)
+	// Full returns the CRD of a summary, or a customresources.ChangedError if the CRD has changed since.
+	Full(context.Context, customresources.Summary) (*apiextensionsv1.CustomResourceDefinition, error)
 }
 
 // served returns the CRDs and the remote APIServices as a request sees them. A request of the past sees no remote

@@ -254,10 +254,10 @@ func merge(builtin, custom []spec.Group) []spec.Group {
 
 // customGroups returns the groups of the established CRDs as upstream's discovery controller does: groups sorted by
 // name, the newest versions first, resources sorted by name.
-func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
+func customGroups(crds []customresources.Summary) []spec.Group {
 	versions := map[string]map[string][]metav1.APIResource{}
 	for _, crd := range crds {
-		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+		if !apihelpers.IsCRDConditionTrue(crd.CustomResourceDefinition, apiextensionsv1.Established) {
 			continue
 		}
 		for _, v := range crd.Spec.Versions {
@@ -286,17 +286,17 @@ func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group
 }
 
 // customResource describes one version of a CRD and its subresources.
-func customResource(crd *apiextensionsv1.CustomResourceDefinition, v apiextensionsv1.CustomResourceDefinitionVersion) []metav1.APIResource {
+func customResource(crd customresources.Summary, v apiextensionsv1.CustomResourceDefinitionVersion) []metav1.APIResource {
 	names, namespaced := crd.Status.AcceptedNames, crd.Spec.Scope == apiextensionsv1.NamespaceScoped
 	verbs := metav1.Verbs{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}
-	if apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Terminating) {
+	if apihelpers.IsCRDConditionTrue(crd.CustomResourceDefinition, apiextensionsv1.Terminating) {
 		verbs = metav1.Verbs{"delete", "deletecollection", "get", "list", "watch"}
 	}
 	main := metav1.APIResource{
 		Name: names.Plural, SingularName: names.Singular, Namespaced: namespaced, Kind: names.Kind, Verbs: verbs,
 		ShortNames: names.ShortNames, Categories: names.Categories,
 	}
-	if stored, err := apihelpers.GetCRDStorageVersion(crd); err == nil {
+	if stored, err := apihelpers.GetCRDStorageVersion(crd.CustomResourceDefinition); err == nil {
 		main.StorageVersionHash = discovery.StorageVersionHash(crd.Spec.Group, stored, crd.Spec.Names.Kind)
 	}
 	resources := []metav1.APIResource{main}

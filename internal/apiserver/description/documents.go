@@ -35,8 +35,9 @@ type described struct {
 // describer makes the documents. It omits a CRD that it cannot describe, and logs the omission, as upstream does. It is
 // safe for concurrent use.
 type describer struct {
-	logger    *slog.Logger
-	documents *madeOnce[documentKey, spec.Document]
+	logger      *slog.Logger
+	definitions Definitions
+	documents   *madeOnce[documentKey, spec.Document]
 	// additions has, for each state of a CRD, the CRD's addition to OpenAPI v2 (v2.go).
 	additions *madeOnce[additionKey, folded]
 	// splicing is a semaphore: only one OpenAPI v2 document is made at a time, because making it takes much memory.
@@ -49,9 +50,9 @@ type documentKey struct {
 	format     spec.Format
 }
 
-func newDescriber(logger *slog.Logger) describer {
+func newDescriber(logger *slog.Logger, definitions Definitions) describer {
 	return describer{
-		logger:    logger,
+		logger: logger, definitions: definitions,
 		documents: newMadeOnce[documentKey](documentBytes, func(d spec.Document) int { return len(d.Gzip) }),
 		additions: newMadeOnce[additionKey](additionBytes, func(f folded) int { return len(f) }),
 		splicing:  make(chan struct{}, 1),
@@ -61,15 +62,15 @@ func newDescriber(logger *slog.Logger) describer {
 // overview lists the documents that are served for one set of CRDs. Documents are made on request. Their ETags come
 // from the CRDs, so an overview is made without the documents.
 type overview struct {
-	served []*apiextensionsv1.CustomResourceDefinition
+	served []customresources.Summary
 	v3     map[string]*described // of CRDs, by path
 }
 
 func (d describer) overview(builtin spec.Index, set customresources.Set) *overview {
-	var served []*apiextensionsv1.CustomResourceDefinition
-	custom := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
+	var served []customresources.Summary
+	custom := map[schema.GroupVersion][]customresources.Summary{}
 	for _, crd := range set.Definitions {
-		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+		if !apihelpers.IsCRDConditionTrue(crd.CustomResourceDefinition, apiextensionsv1.Established) {
 			continue
 		}
 		served = append(served, crd)
@@ -92,7 +93,7 @@ func (d describer) overview(builtin spec.Index, set customresources.Set) *overvi
 
 // etagOfCRDs derives a document's ETag from the CRDs in the document and from the version of the code that makes the
 // document.
-func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
+func etagOfCRDs(crds []customresources.Summary) string {
 	sum := sha512.New()
 	fmt.Fprintln(sum, spec.KubernetesVersion)
 	for _, crd := range crds {
@@ -102,7 +103,7 @@ func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 }
 
 // v3 returns the document of one version of the CRDs' group.
-func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) *described {
+func (d describer) v3(gv schema.GroupVersion, crds []customresources.Summary) *described {
 	key := documentKey{path: "v3/apis/" + gv.String(), etag: etagOfCRDs(crds)}
 	asJSON := func(ctx context.Context) (spec.Document, error) {
 		return d.documents.get(ctx, key.in(spec.JSON), func(ctx context.Context) (spec.Document, error) { return compress(d.customV3(ctx, gv, crds)) })
@@ -127,18 +128,22 @@ func (k documentKey) in(f spec.Format) documentKey {
 	return k
 }
 
-func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
+func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []customresources.Summary) ([]byte, error) {
 	var specs []*spec3.OpenAPI
 	for _, crd := range crds {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
+		full, err := d.definitions.Full(ctx, crd)
+		if err != nil {
+			return nil, err
+		}
+		s, err := builder.BuildOpenAPIV3(full, gv.Version, builder.Options{IncludeSelectableFields: true})
 		if err == nil && len(crds) > 1 { // a CRD that cannot be encoded must not make the other CRDs fail
 			_, err = json.Marshal(s)
 		}
 		if err != nil {
-			d.leaveOut(crd, gv.Version, err)
+			d.leaveOut(crd.Name, gv.Version, err)
 			continue
 		}
 		specs = append(specs, s)
@@ -167,7 +172,7 @@ func compress(b []byte, err error) (spec.Document, error) {
 }
 
 // v2 returns the one document of all groups.
-func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2) *described {
+func (d describer) v2(builtin spec.Index, served []customresources.Summary, remotes []remoteV2) *described {
 	if len(served) == 0 && len(remotes) == 0 {
 		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f), nil }}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha512"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -31,8 +32,11 @@ type openAPI struct {
 
 // NewOpenAPI returns a handler of '/openapi/…'.
 func NewOpenAPI(c Config) http.Handler {
-	return &openAPI{c, newDescriber(c.Logger), newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })}
+	return &openAPI{c, newDescriber(c.Logger, c.Definitions), newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })}
 }
+
+// changedRetries is how many times a document is begun anew because a CRD has changed while the document was made.
+const changedRetries = 5
 
 // ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
 func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -40,7 +44,14 @@ func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answers.Fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
 		return
 	}
-	if err := d.serve(w, r); err != nil {
+	err := d.serve(w, r)
+	for range changedRetries {
+		if changed := new(customresources.ChangedError); !errors.As(err, &changed) {
+			break
+		}
+		err = d.serve(w, r) // what was made before is kept
+	}
+	if err != nil {
 		for _, of := range []string{"Etag", "Cache-Control", "Expires", "Content-Encoding"} { // headers of the document, not of the error
 			w.Header().Del(of)
 		}

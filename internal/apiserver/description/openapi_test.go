@@ -47,8 +47,8 @@ func crdOf(plural string, versions int) *apiextensionsv1.CustomResourceDefinitio
 // TestOpenAPIV2OfManyCRDs: the parts that are made for each CRD alone add up to the document that upstream makes of all
 // CRDs, in both formats.
 func TestOpenAPIV2OfManyCRDs(t *testing.T) {
-	d := newDescriber(slog.New(slog.DiscardHandler))
-	crds := []*apiextensionsv1.CustomResourceDefinition{crdOf("gadgets", 2), crdOf("things", 3), crdOf("widgets", 1)}
+	crds := definitions{crdOf("gadgets", 2), crdOf("things", 3), crdOf("widgets", 1)}
+	d := newDescriber(slog.New(slog.DiscardHandler), crds)
 	g, err := decodeGeneratedV2()
 	require.NoError(t, err)
 	var specs []*openapispec.Swagger
@@ -64,7 +64,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	require.NoError(t, err)
 	merged, err := builder.MergeSpecs(shared, specs...)
 	require.NoError(t, err)
-	got, err := d.spliced(t.Context(), crds, nil, spec.JSON)
+	got, err := d.spliced(t.Context(), crds.summaries(), nil, spec.JSON)
 	require.NoError(t, err)
 	var whole openapispec.Swagger
 	require.NoError(t, json.Unmarshal(got, &whole))
@@ -78,7 +78,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 		require.JSONEq(t, string(toJSON(t, path)), string(toJSON(t, whole.Paths.Paths[name])), name)
 	}
 
-	encoded, err := d.spliced(t.Context(), crds, nil, spec.Proto)
+	encoded, err := d.spliced(t.Context(), crds.summaries(), nil, spec.Proto)
 	require.NoError(t, err)
 	var document openapi_v2.Document
 	require.NoError(t, proto.Unmarshal(encoded, &document))
@@ -89,10 +89,10 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 
 // TestOpenAPIV2IsMadePerCRD: after a change of one CRD, the additions of the other CRDs are still kept.
 func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
-	d := newDescriber(slog.New(slog.DiscardHandler))
-	crds := []*apiextensionsv1.CustomResourceDefinition{crdOf("gadgets", 1), crdOf("things", 1)}
+	crds := definitions{crdOf("gadgets", 1), crdOf("things", 1)}
+	d := newDescriber(slog.New(slog.DiscardHandler), crds)
 	splice := func() {
-		_, err := d.spliced(t.Context(), crds, nil, spec.JSON)
+		_, err := d.spliced(t.Context(), crds.summaries(), nil, spec.JSON)
 		require.NoError(t, err)
 	}
 	splice()
@@ -109,9 +109,9 @@ func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 // that some versions are left out.
 func TestOpenAPIV2IsBounded(t *testing.T) {
 	var log bytes.Buffer
-	d := newDescriber(slog.New(slog.NewTextHandler(&log, nil)))
-	crd := crdOf("things", describedVersions+2)
-	got, err := d.spliced(t.Context(), []*apiextensionsv1.CustomResourceDefinition{crd}, nil, spec.JSON)
+	crds := definitions{crdOf("things", describedVersions+2)}
+	d := newDescriber(slog.New(slog.NewTextHandler(&log, nil)), crds)
+	got, err := d.spliced(t.Context(), crds.summaries(), nil, spec.JSON)
 	require.NoError(t, err)
 	require.NotContains(t, string(got), `"/apis/example.com/v1/`)
 	require.NotContains(t, string(got), `"/apis/example.com/v2/`)
@@ -121,11 +121,50 @@ func TestOpenAPIV2IsBounded(t *testing.T) {
 	require.Len(t, d.describedVersions(crdOf("things", describedVersions)), describedVersions)
 }
 
-// definitions is a set of CRDs that does not change.
+// definitions is a set of CRDs that does not change. Its summaries are whole.
 type definitions []*apiextensionsv1.CustomResourceDefinition
 
+func (d definitions) summaries() (all []customresources.Summary) {
+	for _, crd := range d {
+		all = append(all, customresources.Summary{CustomResourceDefinition: crd})
+	}
+	return all
+}
+
 func (d definitions) AllFor(context.Context) (customresources.Set, error) {
-	return customresources.Set{Definitions: d}, nil
+	return customresources.Set{Definitions: d.summaries()}, nil
+}
+
+func (definitions) Full(_ context.Context, of customresources.Summary) (*apiextensionsv1.CustomResourceDefinition, error) {
+	return of.CustomResourceDefinition, nil
+}
+
+// changing is a set of CRDs of which one changes again and again while documents are made.
+type changing struct {
+	definitions
+	times int
+}
+
+func (c *changing) Full(_ context.Context, of customresources.Summary) (*apiextensionsv1.CustomResourceDefinition, error) {
+	if c.times > 0 {
+		c.times--
+		return nil, customresources.Changed(of.Name)
+	}
+	return of.CustomResourceDefinition, nil
+}
+
+// TestOpenAPIOfChangingCRDs: a document that a change overtakes is begun anew. If that happens too often, the client is
+// told to try again. No document lacks the CRD.
+func TestOpenAPIOfChangingCRDs(t *testing.T) {
+	for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/example.com/v1"} {
+		for times, want := range map[int]int{1: 200, changedRetries: 200, changedRetries + 1: 429} {
+			h := NewOpenAPI(Config{Definitions: &changing{definitions{crdOf("widgets", 1)}, times}, Remotes: noRemotes{}, Logger: slog.Default()})
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+			require.Equal(t, want, w.Code, "%s after %d changes: %s", path, times, w.Body)
+			require.Equal(t, want == 200, strings.Contains(w.Body.String(), `"/apis/example.com/v1/`))
+		}
+	}
 }
 
 // noRemotes has no remote API servers.

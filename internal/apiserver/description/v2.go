@@ -23,6 +23,7 @@ import (
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
@@ -48,9 +49,12 @@ type additionKey struct {
 }
 
 // leaveOut logs that a version of a CRD is not described.
-func (d describer) leaveOut(crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
-	d.logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
+func (d describer) leaveOut(crd, version string, err error) {
+	d.logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd, "version", version, "error", err)
 }
+
+// unreadError says that a CRD could not be read. It must not count as a CRD that cannot be described.
+type unreadError struct{ error }
 
 // remoteV2 is a remote version's APIService, and the OpenAPI v2 document of its server.
 type remoteV2 struct {
@@ -58,7 +62,7 @@ type remoteV2 struct {
 	document *aggregation.Document
 }
 
-func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2, f spec.Format) ([]byte, error) {
+func (d describer) spliced(ctx context.Context, crds []customresources.Summary, remotes []remoteV2, f spec.Format) ([]byte, error) {
 	select {
 	case d.splicing <- struct{}{}:
 		defer func() { <-d.splicing }()
@@ -69,12 +73,21 @@ func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomRe
 	all := addition{}
 	for _, crd := range crds {
 		more, err := d.addition(ctx, additionKey{crd.UID, crd.ResourceVersion, f}, generated,
-			func(ctx context.Context, g generatedV2) (addition, error) { return d.customV2(ctx, crd, g) })
+			func(ctx context.Context, g generatedV2) (addition, error) {
+				full, err := d.definitions.Full(ctx, crd)
+				if err != nil {
+					return nil, &unreadError{err}
+				}
+				return d.customV2(ctx, full, g)
+			})
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if unread := new(unreadError); errors.As(err, &unread) {
+			return nil, unread.error
+		}
 		if err != nil { // the other CRDs must still be described
-			d.leaveOut(crd, "all", err)
+			d.leaveOut(crd.Name, "all", err)
 			continue
 		}
 		all.add(more)
@@ -222,7 +235,7 @@ func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomReso
 		}
 		s, err := builder.BuildOpenAPIV2(crd, version, builder.Options{V2: true, IncludeSelectableFields: true})
 		if err != nil {
-			d.leaveOut(crd, version, err)
+			d.leaveOut(crd.Name, version, err)
 			continue
 		}
 		s.Definitions = handler.PruneDefaults(s.Definitions)
