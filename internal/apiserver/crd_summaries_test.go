@@ -46,8 +46,8 @@ func TestSummariesFollowChanges(t *testing.T) {
 	}
 }
 
-// TestDefinitionsAreNotReadAgain: with caches that hold none of them, large definitions cost discovery, and the creation
-// of one more, only what they cost where there are no others.
+// TestDefinitionsAreNotReadAgain: even if no cache holds them, large definitions make neither discovery nor the creation
+// of one more dearer.
 func TestDefinitionsAreNotReadAgain(t *testing.T) {
 	const large = 100_000
 	allocated := func(do func()) uint64 {

@@ -51,11 +51,11 @@ import (
 )
 
 const (
-	// handlerBytes bounds the CRD handlers that one process keeps: 400 of small CRDs, or 40 of CRDs of 100 KB. A handler
-	// takes some 10 ms to rebuild.
+	// handlerBytes bounds the CRD handlers that one process keeps: 400 of small CRDs, or 40 of CRDs of 100 KB. A
+	// handler takes some 10 ms to rebuild.
 	handlerBytes = 96 << 20
-	// handlerOverhead is what the handler of an empty CRD takes. In addition a handler takes handlerFactor times the size
-	// of the decoded CRD: schemas, validators and compiled rules.
+	// handlerOverhead is what the handler of an empty CRD takes. In addition a handler takes handlerFactor times the
+	// size of the decoded CRD: schemas, validators and compiled rules.
 	handlerOverhead = 160 << 10
 	handlerFactor   = 3
 )
