@@ -46,8 +46,8 @@ func TestSummariesFollowChanges(t *testing.T) {
 	}
 }
 
-// TestDefinitionsAreNotReadAgain: even if no cache holds them, large definitions make neither discovery nor the creation
-// of one more dearer.
+// TestDefinitionsAreNotReadAgain: even if no cache holds them, large definitions make neither discovery nor the
+// creation of one more dearer.
 func TestDefinitionsAreNotReadAgain(t *testing.T) {
 	const large = 100_000
 	allocated := func(do func()) uint64 {
