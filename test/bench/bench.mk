@@ -13,7 +13,7 @@ $(PEER)/peer $(PEER)/compare:
 	@cd test/bench/kubernetes && $(RELEASE) go build -o $@ ./$(notdir $@)
 
 .PHONY: bench-peer
-bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ### compare with kube-apiserver and etcd under one load (about 6 minutes)
+bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(PEER)/peer ### compare with kube-apiserver and etcd under one load, with TLS on both sides; ARGS="--shape three" for three log servers beside three etcd (about 10 minutes)
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer $(ARGS)
 
 .PHONY: bench-compare
@@ -21,7 +21,7 @@ bench-compare: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(P
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/compare $(ARGS)
 
 .PHONY: bench-peer-profiled
-bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ### a CPU profile of logplane for each step of that load, in bin/peer/profiles
+bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server ### a CPU profile of logplane for each step of that load, in bin/peer/profiles
 	@echo '{"Replace": {"$(CURDIR)/cmd/logplane/profiler.go": "$(CURDIR)/test/bench/kubernetes/profiled/profiler.go.txt"}}' >$(PEER)/overlay.json
 	@$(RELEASE) go build -overlay $(PEER)/overlay.json -ldflags "$(STAMP)" -o $(PEER)/logplane ./cmd/logplane
 	@mkdir -p $(PEER)/profiles

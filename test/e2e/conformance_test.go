@@ -39,9 +39,8 @@ func TestConformance(t *testing.T) {
 	}
 	folder, err := filepath.Abs("../../bin/controllers")
 	require.NoError(t, err)
-	// One test waits for at most ten minutes until a continue token expires. So retention is short, and there is no
-	// history, which would keep the token valid.
-	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s", "--history", "0")
+	// One test waits for at most ten minutes until a continue token expires, so retention is short.
+	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s")
 	c.nodes(3)
 	c.eventually(t, "Pods can go to the nodes", func(ctx context.Context) bool {
 		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})

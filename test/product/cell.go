@@ -45,13 +45,14 @@ func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 }
 
 // RunCell makes a cell, and runs a watcher, an api, a projector and a lifecycle. The token file of these processes has
-// the given lines, and the token 'admin', which may do everything. The flags are for the projector.
+// the given lines, and the token 'admin', which may do everything. The flags say what the cell keeps from its first root
+// on.
 func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	t.Helper()
 	folder := t.TempDir()
 	file := func(name string) string { return filepath.Join(folder, name) }
 	c := &Cell{t: t, Authority: file("ca.crt"), SigningKey: file("service-account.key")}
-	plain := Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), file("bucket"), "--credentials", folder)
+	plain := Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), file("bucket"), append([]string{"--credentials", folder}, flags...)...)
 	require.NoError(t, os.WriteFile(file("tokens.csv"), []byte("admin,admin,0,system:masters\n"+tokens), 0o600))
 	where := slices.Concat(plain, []string{"--root-ca-file", c.Authority})
 	c.certificate = []string{"--listen", "127.0.0.1:0", "--tls-cert-file", file("tls.crt"), "--tls-private-key-file", file("tls.key")}

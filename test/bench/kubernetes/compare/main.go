@@ -54,8 +54,8 @@ func compare(ctx context.Context, only string, all bool) (bool, error) {
 		return false, err
 	}
 	sides := []side.Side{
-		side.Cell(binaries["nats-server"], binaries["logplane"]),
-		side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"], kubernetesArgs...),
+		side.Cell(binaries["nats-server"], binaries["logplane"], 1),
+		side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"], 1, kubernetesArgs...),
 	}
 	records := make([]*record, len(sides))
 	group, ctx := errgroup.WithContext(ctx)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -20,8 +21,11 @@ import (
 )
 
 const (
-	namespace = "load" // the objects that are listed
+	namespace = "load"  // the objects that are listed
+	crowd     = "crowd" // objects that are created and deleted by many clients
+	crowded   = 2000    // how many
 	clients   = 16
+	many      = 64
 	pageSize  = 500
 	pause     = 2 * time.Second // before memory is measured: the background work of a start or a load has ended by then
 
@@ -41,7 +45,7 @@ type load struct {
 
 	system *side.System
 	report reporter
-	client kubernetes.Interface // JSON, one connection
+	client kubernetes.Interface // one connection
 }
 
 // step measures one thing, and reports figures that are named after it.
@@ -56,6 +60,10 @@ func (l load) steps() []step {
 		{"create, 16 clients", l.createTogether},
 		{"get", l.get},
 		{"update", l.update},
+		{"get, 16 clients", l.getTogether},
+		{"update, 16 clients", l.updateTogether},
+		{"create, 64 clients", l.createCrowd},
+		{"delete, 16 clients", l.deleteCrowd},
 		{"list, JSON", l.list(configMaps, "", asJSON, "identity", 1)},
 		{"list, protobuf", l.list(configMaps, "", asProtobuf, "identity", 1)},
 		{"list, JSON, gzip", l.list(configMaps, "", asJSON, "gzip", 1)},
@@ -89,14 +97,17 @@ func (l load) run(ctx context.Context, s *side.System, report reporter) (err err
 	if err := l.memory("memory after start"); err != nil {
 		return err
 	}
-	if l.client, err = connect(s, asJSON); err != nil {
+	if l.client, err = connect(s); err != nil {
 		return err
 	}
-	for _, name := range []string{namespace, watched} {
+	for _, name := range []string{namespace, watched, crowd} {
 		object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if _, err := l.client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{}); err != nil {
 			return err
 		}
+	}
+	if err := l.becomeWorker(ctx); err != nil {
+		return err
 	}
 	if err := l.take(ctx, l.steps()); err != nil {
 		return err
@@ -163,11 +174,48 @@ func (l load) memory(name string) error {
 	return err
 }
 
-// connect returns a client with its own connection and without rate limits.
-func connect(s *side.System, contentType string) (*kubernetes.Clientset, error) {
+// becomeWorker goes on as a user who has only the rights that the load needs, where there are users. So each request is
+// authorized by RBAC.
+func (l *load) becomeWorker(ctx context.Context) (err error) {
+	if l.system.Worker == "" {
+		return nil
+	}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: side.Worker}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"", "peer.example.com"}, Resources: []string{"configmaps", "widgets"}, Verbs: []string{"*"}},
+		{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"create"}},
+	}}
+	if _, err := l.client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: side.Worker},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: side.Worker}},
+	}
+	if _, err := l.client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	worker := *l.system
+	worker.Config = rest.CopyConfig(worker.Config)
+	worker.Config.BearerToken = worker.Worker
+	l.system = &worker
+	if l.client, err = connect(l.system); err != nil {
+		return err
+	}
+	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) { // kube-apiserver knows the binding a moment later
+		_, err := l.client.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+		if err == nil || time.Since(begun) > 10*time.Second {
+			return err
+		}
+	}
+}
+
+// connect returns a client with its own connection and without rate limits. It sends and takes protobuf, as controllers
+// do for built-in types.
+func connect(s *side.System) (*kubernetes.Clientset, error) {
 	c := rest.CopyConfig(s.Config)
 	c.QPS = -1
-	c.ContentType = contentType
+	c.ContentType, c.AcceptContentTypes = asProtobuf, asProtobuf+","+asJSON
 	c.Dial = (&net.Dialer{}).DialContext // configurations with different dialers share no connections
 	return kubernetes.NewForConfig(c)
 }
@@ -179,8 +227,39 @@ func (l load) create(ctx context.Context, name string) error {
 
 // createTogether measures 16 clients at once. Afterwards the namespace holds all objects that later steps list.
 func (l load) createTogether(ctx context.Context, name string) error {
-	return l.together(ctx, name, l.objects-l.singles, func(ctx context.Context, client kubernetes.Interface, i int) error {
+	return l.together(ctx, name, clients, l.objects-l.singles, func(ctx context.Context, client kubernetes.Interface, i int) error {
 		return createOne(ctx, client, fmt.Sprintf("together-%05d", i))
+	})
+}
+
+// getTogether and updateTogether measure 16 clients at once, on the objects of createTogether.
+func (l load) getTogether(ctx context.Context, name string) error {
+	return l.together(ctx, name, clients, min(crowded, (l.objects-l.singles)/clients*clients), func(ctx context.Context, client kubernetes.Interface, i int) error {
+		_, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, fmt.Sprintf("together-%05d", i), metav1.GetOptions{})
+		return err
+	})
+}
+
+func (l load) updateTogether(ctx context.Context, name string) error {
+	return l.together(ctx, name, clients, min(crowded, (l.objects-l.singles)/clients*clients), func(ctx context.Context, client kubernetes.Interface, i int) error {
+		object := configMap(fmt.Sprintf("together-%05d", i))
+		object.Data["text"] = strings.ToUpper(object.Data["text"])
+		_, err := client.CoreV1().ConfigMaps(namespace).Update(ctx, object, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// createCrowd measures 64 clients at once. deleteCrowd deletes the objects again.
+func (l load) createCrowd(ctx context.Context, name string) error {
+	return l.together(ctx, name, many, crowded, func(ctx context.Context, client kubernetes.Interface, i int) error {
+		_, err := client.CoreV1().ConfigMaps(crowd).Create(ctx, configMap(fmt.Sprintf("crowd-%05d", i)), metav1.CreateOptions{})
+		return err
+	})
+}
+
+func (l load) deleteCrowd(ctx context.Context, name string) error {
+	return l.together(ctx, name, clients, crowded/many*many, func(ctx context.Context, client kubernetes.Interface, i int) error {
+		return client.CoreV1().ConfigMaps(crowd).Delete(ctx, fmt.Sprintf("crowd-%05d", i), metav1.DeleteOptions{})
 	})
 }
 
@@ -196,19 +275,19 @@ func (l load) createWidgets(ctx context.Context, name string) error {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return l.together(ctx, name, l.objects, func(ctx context.Context, client kubernetes.Interface, i int) error {
+	return l.together(ctx, name, clients, l.objects, func(ctx context.Context, client kubernetes.Interface, i int) error {
 		return post(ctx, client, widgets, widget(fmt.Sprintf("together-%05d", i)))
 	})
 }
 
-// together lets 16 clients send n requests in all.
-func (l load) together(ctx context.Context, name string, n int, send func(ctx context.Context, client kubernetes.Interface, i int) error) error {
+// together lets several clients send n requests in all.
+func (l load) together(ctx context.Context, name string, clients, n int, send func(ctx context.Context, client kubernetes.Interface, i int) error) error {
 	n = n / clients * clients
 	begun := time.Now()
 	err := l.counted(name, n, func() error {
 		group, ctx := errgroup.WithContext(ctx)
 		for i := range clients {
-			client, err := connect(l.system, asJSON)
+			client, err := connect(l.system)
 			if err != nil {
 				return err
 			}

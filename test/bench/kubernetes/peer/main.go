@@ -1,5 +1,9 @@
-// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on disk. Both run
-// on this machine, one after the other. The command prints the medians and their ratios.
+// Command peer runs the same bounded load against kube-apiserver with etcd and against Logplane on disk. Both run on
+// this machine, one after the other. The command prints the medians and their ratios.
+//
+// The shape says what runs. 'serve' is one process of Logplane beside one etcd, both with TLS and HTTP/2, as people run
+// them. 'three' is a watcher, a projector, a lifecycle and three servers of the log beside three members of etcd.
+// 'plain' is 'logplane dev', which has no TLS and asks nobody for credentials.
 //
 // A side is one of these two systems. A round starts a side on an empty folder, runs the load and stops the side. The
 // sides take turns, and each side goes first in every other round, so that other work of the machine affects both sides
@@ -24,6 +28,7 @@ type options struct {
 	rounds int
 	budget time.Duration // no round begins after this time, and everything stops after twice this time
 	only   string        // the only side to run; both if empty
+	shape  string
 	load   load
 }
 
@@ -41,6 +46,7 @@ func parse() options {
 	flag.IntVar(&o.rounds, "rounds", 5, "how often each side runs")
 	flag.DurationVar(&o.budget, "budget", 10*time.Minute, "begin no round after this time")
 	flag.StringVar(&o.only, "only", "", "run one side: 'logplane' or 'kubernetes'")
+	flag.StringVar(&o.shape, "shape", "serve", "'serve', 'three' or 'plain'")
 	flag.IntVar(&o.load.objects, "objects", 10000, "objects in the list, at least 1000")
 	flag.IntVar(&o.load.singles, "singles", 300, "requests of each kind that are sent one after the other")
 	flag.IntVar(&o.load.lists, "lists", 5, "times each whole list is read")
@@ -52,11 +58,27 @@ func parse() options {
 }
 
 func run(ctx context.Context, o options) error {
-	binaries, err := side.Find("logplane", "etcd", "kube-apiserver")
+	binaries, err := side.Find("logplane", "etcd", "kube-apiserver", "nats-server")
 	if err != nil {
 		return err
 	}
-	sides := []side.Side{side.Dev(binaries["logplane"]), side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"])}
+	kubernetes := side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"], 1)
+	var logplane side.Side
+	switch o.shape {
+	case "serve":
+		logplane = side.Serve(binaries["logplane"])
+	case "plain":
+		logplane = side.Dev(binaries["logplane"])
+	case "three":
+		logplane = side.Cell(binaries["nats-server"], binaries["logplane"], 3)
+		kubernetes = side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"], 3)
+	default:
+		return fmt.Errorf("--shape is '%s': it must be 'serve', 'three' or 'plain'", o.shape)
+	}
+	if err := describeMachine(); err != nil {
+		return err
+	}
+	sides := []side.Side{logplane, kubernetes}
 	ctx, cancel := context.WithTimeout(ctx, 2*o.budget)
 	defer cancel()
 	t, begun := &table{}, time.Now()

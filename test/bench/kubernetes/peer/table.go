@@ -36,16 +36,30 @@ func (t *table) column(side int) reporter {
 // print writes a Markdown table of the medians over all rounds.
 func (t *table) print(w io.Writer, sides []side.Side) error {
 	tabs := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintf(tabs, "| figure\t| unit\t| %s\t| %s\t| ratio\t|\n|---\t|---\t|---\t|---\t|---\t|\n", sides[0].Name, sides[1].Name)
+	fmt.Fprintf(tabs, "| figure\t| unit\t| %s\t| %s\t| ratio\t| of each round\t|\n|---\t|---\t|---\t|---\t|---\t|---\t|\n", sides[0].Name, sides[1].Name)
 	for _, r := range t.rows {
 		a, b := quantile(r.values[0], 0.5), quantile(r.values[1], 0.5)
 		ratio := "-"
 		if a > 0 && b > 0 {
 			ratio = short(a / b)
 		}
-		_, _ = fmt.Fprintf(tabs, "| %s\t| %s\t| %s\t| %s\t| %s\t|\n", r.name, r.unit, short(a), short(b), ratio)
+		_, _ = fmt.Fprintf(tabs, "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n", r.name, r.unit, short(a), short(b), ratio, r.spread())
 	}
 	return tabs.Flush()
+}
+
+// spread returns the least and the greatest ratio of a round.
+func (r *row) spread() string {
+	var ratios []float64
+	for i := range min(len(r.values[0]), len(r.values[1])) {
+		if r.values[1][i] > 0 {
+			ratios = append(ratios, r.values[0][i]/r.values[1][i])
+		}
+	}
+	if len(ratios) == 0 {
+		return "-"
+	}
+	return short(slices.Min(ratios)) + " to " + short(slices.Max(ratios))
 }
 
 // short formats a number with three digits.

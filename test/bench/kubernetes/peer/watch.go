@@ -234,7 +234,7 @@ type sighting struct {
 
 // openDecoded opens a watch in the way that every client does. The time of an event is the time when it is decoded.
 func openDecoded(ctx context.Context, s *side.System, revision string) (viewer, error) {
-	client, err := connect(s, asProtobuf)
+	client, err := connect(s)
 	if err != nil {
 		return nil, err
 	}

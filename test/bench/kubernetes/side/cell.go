@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -16,42 +17,79 @@ import (
 // objects of the largest size.
 const natsConfig = "max_payload: 8MB\njetstream { store_dir: %q, sync_interval: always }\n"
 
-// Cell is Logplane with users and RBAC, as it runs in production: a NATS server, a watcher, which serves every request,
+// Cell is Logplane with users and RBAC, as it runs in production: one or three NATS servers, a watcher, which serves every request,
 // and the lifecycle. The lifecycle waits only a second after a deletion, because the clients here wait for its work.
-func Cell(nats, binary string) Side {
+func Cell(nats, binary string, servers int) Side {
 	return Side{"logplane", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
 		if err != nil {
 			return nil, err
 		}
-		log, address, err := freeAddresses()
+		address, _, err := freeAddresses()
 		if err != nil {
 			return nil, err
 		}
 		s := files.system(address)
-		return s.orStop(s.startCell(ctx, folder, nats, binary, log, files))
+		begun := time.Now()
+		urls, err := s.startLog(ctx, folder, nats, servers)
+		if err == nil {
+			err = s.startCell(ctx, folder, binary, urls, servers, files, begun)
+		}
+		return s.orStop(err)
 	}}
 }
 
-func (s *System) startCell(ctx context.Context, folder, nats, binary, log string, files credentials) error {
-	config := filepath.Join(folder, "nats.conf")
-	if err := os.WriteFile(config, fmt.Appendf(nil, natsConfig, filepath.Join(folder, "log")), 0o600); err != nil {
-		return err
+// startLog starts the servers of the log, and returns their URLs.
+func (s *System) startLog(ctx context.Context, folder, nats string, servers int) (string, error) {
+	var urls, routes, clients []string
+	for range servers {
+		client, route, err := freeAddresses()
+		if err != nil {
+			return "", err
+		}
+		clients, urls, routes = append(clients, client), append(urls, "nats://"+client), append(routes, "nats://"+route)
 	}
-	host, port, err := net.SplitHostPort(log)
+	for i, client := range clients {
+		name := fmt.Sprintf("log%d", i)
+		text := fmt.Sprintf(natsConfig, filepath.Join(folder, name))
+		if servers > 1 {
+			text += fmt.Sprintf("server_name: %s\ncluster { name: peer, listen: %q, routes: [%s] }\n", name, strings.TrimPrefix(routes[i], "nats://"), strings.Join(routes, ", "))
+		}
+		config := filepath.Join(folder, name+".conf")
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			return "", err
+		}
+		host, port, err := net.SplitHostPort(client)
+		if err != nil {
+			return "", err
+		}
+		if err := s.exec(ctx, folder, nats, "--config", config, "--addr", host, "--port", port); err != nil {
+			return "", err
+		}
+	}
+	for _, client := range clients {
+		if err := awaitListener(ctx, client); err != nil {
+			return "", err
+		}
+	}
+	return strings.Join(urls, ","), nil
+}
+
+func (s *System) startCell(ctx context.Context, folder, binary, urls string, servers int, files credentials, begun time.Time) error {
+	where := []string{"--nats", urls, "--bucket", "file://" + filepath.Join(folder, "bucket")}
+	initialize := func() error {
+		written, err := exec.CommandContext(ctx, binary, append([]string{"init", "--replicas", strconv.Itoa(servers)}, where...)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("make the cell: %w: %s", err, written)
+		}
+		return nil
+	}
+	err := initialize()
+	for err != nil && time.Since(begun) < startTimeout { // three servers must find each other first
+		err = initialize()
+	}
 	if err != nil {
 		return err
-	}
-	begun := time.Now()
-	if err := s.exec(ctx, folder, nats, "--config", config, "--addr", host, "--port", port); err != nil {
-		return err
-	}
-	if err := awaitListener(ctx, log); err != nil {
-		return err
-	}
-	where := []string{"--nats", "nats://" + log, "--bucket", "file://" + filepath.Join(folder, "bucket")}
-	if written, err := exec.CommandContext(ctx, binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("make the cell: %w: %s", err, written)
 	}
 	address := strings.TrimPrefix(s.Config.Host, "https://")
 	return errors.Join(

@@ -20,14 +20,18 @@ type credentials struct {
 	certificate, key, tokens string // paths
 	bearer                   string // the token of a member of system:masters
 	stranger                 string // the token of a user without rights
+	worker                   string // the token of Worker
 }
+
+// Worker is a user who has only the rights that RBAC gives.
+const Worker = "worker"
 
 // issuer is the issuer of the tokens of service accounts.
 const issuer = "https://kubernetes.default.svc"
 
 // generateCredentials writes the credentials into the folder. The same key is for TLS and for service accounts.
 func generateCredentials(folder string) (credentials, error) {
-	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text()}
+	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text(), rand.Text()}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return c, err
@@ -48,6 +52,6 @@ func generateCredentials(folder string) (credentials, error) {
 	return c, errors.Join(
 		os.WriteFile(c.certificate, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600),
 		os.WriteFile(c.key, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600),
-		os.WriteFile(c.tokens, []byte(c.bearer+`,peer,1,"system:masters"`+"\n"+c.stranger+",stranger,2\n"), 0o600),
+		os.WriteFile(c.tokens, []byte(c.bearer+`,peer,1,"system:masters"`+"\n"+c.stranger+",stranger,2\n"+c.worker+","+Worker+",3\n"), 0o600),
 	)
 }

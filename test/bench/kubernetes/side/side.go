@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -30,6 +32,7 @@ type System struct {
 	Ready     time.Duration // from the first exec until /readyz answers 200
 	Profiler  string        // address of the profiling hook, if the binary has it
 	Stranger  string        // token of a user without rights, on sides with authentication
+	Worker    string        // token of the user Worker, on sides with authentication
 }
 
 func (s *System) Stop() error {
@@ -105,16 +108,42 @@ func Dev(binary string) Side {
 	}}
 }
 
-// Kubernetes is kube-apiserver on an etcd of one member, with defaults for everything else.
-func Kubernetes(etcd, apiserver string, more ...string) Side {
+// Serve is 'logplane serve': what Dev has in one process, on disk, with TLS, users and RBAC.
+func Serve(binary string) Side {
+	return Side{"logplane", func(ctx context.Context, folder string) (*System, error) {
+		files, err := generateCredentials(folder)
+		if err != nil {
+			return nil, err
+		}
+		address, profiler, err := freeAddresses()
+		if err != nil {
+			return nil, err
+		}
+		s := files.system(address)
+		s.Profiler = profiler
+		begun := time.Now()
+		err = s.exec(ctx, folder, "env", "LOGPLANE_BENCH_PROFILER="+profiler,
+			binary, "serve", "--data", filepath.Join(folder, "data"), "--listen", address, "--token-auth-file", files.tokens,
+			"--tls-cert-file", files.certificate, "--tls-private-key-file", files.key)
+		return s.orStop(errors.Join(err, s.await(ctx, begun)))
+	}}
+}
+
+// Kubernetes is kube-apiserver on an etcd of that many members, with defaults for everything else.
+func Kubernetes(etcd, apiserver string, members int, more ...string) Side {
 	return Side{"kubernetes", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
 		if err != nil {
 			return nil, err
 		}
-		client, peer, err := freeAddresses()
-		if err != nil {
-			return nil, err
+		var clients, peers, cluster []string
+		for i := range members {
+			client, peer, err := freeAddresses()
+			if err != nil {
+				return nil, err
+			}
+			clients, peers = append(clients, "http://"+client), append(peers, "http://"+peer)
+			cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, peer))
 		}
 		address, _, err := freeAddresses()
 		if err != nil {
@@ -122,27 +151,21 @@ func Kubernetes(etcd, apiserver string, more ...string) Side {
 		}
 		s := files.system(address)
 		begun := time.Now()
-		err = errors.Join(
-			s.exec(ctx, folder, etcd, etcdArgs(folder, client, peer)...),
-			s.exec(ctx, folder, apiserver, append(apiserverArgs(files, client, address), more...)...),
-		)
+		for i := range members {
+			err = errors.Join(err, s.exec(ctx, folder, etcd, "--name=m"+strconv.Itoa(i), "--data-dir="+filepath.Join(folder, "etcd"+strconv.Itoa(i)),
+				"--log-level=error", "--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i],
+				"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(cluster, ",")))
+		}
+		err = errors.Join(err, s.exec(ctx, folder, apiserver, append(apiserverArgs(files, strings.Join(clients, ","), address), more...)...))
 		return s.orStop(errors.Join(err, s.await(ctx, begun)))
 	}}
 }
 
 // system returns a system that serves HTTPS at the address and knows these credentials.
 func (c credentials) system(address string) *System {
-	return &System{Stranger: c.stranger, Config: &rest.Config{
+	return &System{Stranger: c.stranger, Worker: c.worker, Config: &rest.Config{
 		Host: "https://" + address, BearerToken: c.bearer, TLSClientConfig: rest.TLSClientConfig{CAFile: c.certificate},
 	}}
-}
-
-func etcdArgs(folder, client, peer string) []string {
-	return []string{
-		"--data-dir=" + filepath.Join(folder, "etcd"), "--log-level=error",
-		"--listen-client-urls=http://" + client, "--advertise-client-urls=http://" + client,
-		"--listen-peer-urls=http://" + peer, "--initial-advertise-peer-urls=http://" + peer, "--initial-cluster=default=http://" + peer,
-	}
 }
 
 // apiserverArgs are kube-apiserver's flags. They turn RBAC on, because both sides create RBAC's roles at the start.
@@ -150,7 +173,7 @@ func etcdArgs(folder, client, peer string) []string {
 func apiserverArgs(files credentials, etcd, address string) []string {
 	_, port, _ := net.SplitHostPort(address)
 	return []string{
-		"--etcd-servers=http://" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=127.0.0.1",
+		"--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", // otherwise the reconciler's lease would cause writes now and then
 		"--tls-cert-file=" + files.certificate, "--tls-private-key-file=" + files.key, "--token-auth-file=" + files.tokens,
 		"--service-account-issuer=" + issuer,
