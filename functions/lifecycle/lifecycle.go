@@ -38,7 +38,7 @@ import (
 type Server interface {
 	// Loopback returns the configuration of a client of the cluster's API that has every right.
 	Loopback() *rest.Config
-	// Definitions returns the summary of every definition, as of now.
+	// Definitions returns the summary of every definition as of now. It leaves out what cannot be decoded.
 	Definitions(context.Context) ([]customresources.Summary, error)
 	// Instances returns the storage of a definition's instances, whichever versions are served.
 	Instances(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)

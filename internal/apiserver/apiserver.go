@@ -18,6 +18,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -98,13 +99,13 @@ func newCustomResources(s *Server) *customresources.Handler {
 	})
 }
 
-// Definitions returns the summary of every CRD that may be served, as of now.
+// Definitions returns the summary of every CRD as of now. It leaves out what cannot be decoded.
 func (s *Server) Definitions(ctx context.Context) ([]customresources.Summary, error) {
 	if _, err := s.config.Cell.Consistent(ctx); err != nil {
 		return nil, err
 	}
 	set, err := s.definitions.AllFor(ctx)
-	return set.Definitions, err
+	return slices.Concat(set.Definitions, set.Reserved), err
 }
 
 // Instances is the storage of a CRD's instances, in the CRD's storage version, whichever versions are served. The

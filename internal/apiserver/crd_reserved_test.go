@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -61,10 +62,16 @@ func (s *Server) store(t *testing.T, resource schema.GroupResource, prefix, name
 // storeDefinition stores a CRD that a request could not create.
 func (s *Server) storeDefinition(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
+	s.store(t, customresources.Resource, "/"+customresources.Prefix, crd.Name, runtime.ContentTypeProtobuf, encodeDefinition(t, crd))
+}
+
+// encodeDefinition returns the CRD as it is stored.
+func encodeDefinition(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) []byte {
+	t.Helper()
 	codec := crdserver.Codecs.EncoderForVersion(protobuf.NewSerializer(crdserver.Scheme, crdserver.Scheme), apiextensionsv1.SchemeGroupVersion)
 	body, err := runtime.Encode(codec, crd)
 	require.NoError(t, err)
-	s.store(t, customresources.Resource, "/"+customresources.Prefix, crd.Name, runtime.ContentTypeProtobuf, body)
+	return body
 }
 
 const crdsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -155,9 +162,16 @@ func TestOneBadRow(t *testing.T) {
 	s.store(t, rbac("clusterrolebindings"), "/clusterrolebindings", "bad", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
 	s.store(t, rbac("clusterroles"), "/clusterroles", "bad", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
 	s.store(t, customresources.Resource, "/"+customresources.Prefix, "bad.example.com", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
+	// The rest of this CRD can be decoded, but its schema cannot.
+	damaged := definition("damaged", "example.com", "v1")
+	damaged.Spec.Versions[0].Schema.OpenAPIV3Schema.Description = "the schema"
+	whole := encodeDefinition(t, damaged)
+	broken := bytes.Replace(whole, []byte("\x22\x0athe schema"), []byte("\x20\x0athe schema"), 1) // another wire type
+	require.NotEqual(t, whole, broken)
+	s.store(t, customresources.Resource, "/"+customresources.Prefix, damaged.Name, runtime.ContentTypeProtobuf, broken)
 	s.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 	s.must(t, 403, request{method: "GET", path: "/api/v1/namespaces/default/secrets"}.as("ann"))
-	for _, path := range []string{"/apis", "/openapi/v2", "/openapi/v3", "/apis/example.com/v1/widgets"} {
+	for _, path := range []string{"/apis", "/openapi/v2", "/openapi/v3", "/openapi/v3/apis/example.com/v1", "/apis/example.com/v1/widgets"} {
 		s.must(t, 200, request{method: "GET", path: path}.as("root"))
 	}
 }

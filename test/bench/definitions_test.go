@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// definitions is how many CustomResourceDefinitions a large platform has, as one with all of Crossplane's
-	// providers.
+	// definitions is how many CustomResourceDefinitions a large platform has, for example one with all of
+	// Crossplane's providers.
 	definitions = 1000
 	// definitionBytes is the size of each definition's schema.
 	definitionBytes = 100_000

@@ -197,7 +197,7 @@ cluster { name: cell, listen: %q, advertise: "127.0.0.1:1", no_advertise: true, 
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), startTimeout)
 	defer cancel()
-	for i, b := range c.nats { // otherwise a server that did not start fails the first command, which cannot say why
+	for i, b := range c.nats { // if a server does not start, the first command would fail without the reason
 		require.NoError(c.t, b.await(ctx, func() error {
 			return healthy(ctx, http.DefaultTransport, "http://"+c.monitors[i]+"/healthz?js-server-only=true")
 		}))

@@ -25,7 +25,7 @@ import (
 //go:embed testdata/conformance.txt
 var notConformed string
 
-// label is a label of a test. Upstream appends labels to a test's name, in an order of its own.
+// label matches a label in a test's name. Upstream appends labels to a test's name, in an order of its own.
 var label = regexp.MustCompile(` \[[^\]]*\]`)
 
 // TestConformance runs upstream's conformance tests against 'api' and 'watcher' processes, with upstream's controllers
@@ -42,6 +42,7 @@ func TestConformance(t *testing.T) {
 	// One test waits for at most ten minutes until a continue token expires, so retention is short.
 	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s")
 	c.nodes(3)
+	c.renew()
 	c.eventually(t, "Pods can go to the nodes", func(ctx context.Context) bool {
 		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		require.NoError(t, err)
@@ -57,7 +58,9 @@ func TestConformance(t *testing.T) {
 	named := map[string]string{} // whole names, by the names without labels
 	for line := range strings.Lines(string(list)) {
 		if _, name, _ := strings.Cut(line, ": "); strings.Contains(name, " [Conformance]") {
-			named[label.ReplaceAllString(strings.TrimSpace(name), "")] = regexp.QuoteMeta(strings.TrimSpace(name))
+			short := label.ReplaceAllString(strings.TrimSpace(name), "")
+			require.NotContains(t, named, short, "two tests have this name")
+			named[short] = regexp.QuoteMeta(strings.TrimSpace(name))
 		}
 	}
 	var skip []string

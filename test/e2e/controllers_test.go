@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -63,7 +65,7 @@ type controlled struct {
 	client *kubernetes.Clientset
 }
 
-// newControlled runs a cell whose projector has the flags, and the controllers with their own tokens. stages has the
+// newControlled runs a cell that is made with the flags, and the controllers with their own tokens. stages has the
 // stages of kwok's simulation.
 func newControlled(t *testing.T, binaries, stages string, flags ...string) *controlled {
 	t.Helper()
@@ -123,6 +125,25 @@ func (c *controlled) nodes(n int) {
 		}, metav1.CreateOptions{})
 		require.NoError(c, err)
 	}
+}
+
+// renew renews a Lease ten times a second until the test ends, as a hundred nodes do together. In a cell without writes
+// a process may be able to read old revisions for longer than it must.
+func (c *controlled) renew() {
+	leases := c.client.CoordinationV1().Leases("kube-node-lease")
+	lease, err := leases.Create(c.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "renewed"}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+	ctx, stop := context.WithCancel(c.Context())
+	var renewing sync.WaitGroup
+	c.Cleanup(func() { stop(); renewing.Wait() })
+	renewing.Go(func() {
+		for tick := time.NewTicker(100 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+			lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+			if renewed, err := leases.Update(ctx, lease, metav1.UpdateOptions{}); err == nil {
+				lease = renewed
+			}
+		}
+	})
 }
 
 func template(app, image string) corev1.PodTemplateSpec {

@@ -161,7 +161,7 @@ func serve(ctx context.Context, o *options.ServerRunOptions, shown flagz.Reader)
 	}.Run(ctx))
 }
 
-// errAnotherState says what a log that went back means here: the test has started 'etcd' with another folder.
+// errAnotherState explains eventlog.ErrDiverged here: the test has started 'etcd' with another folder.
 var errAnotherState = errors.New("etcd was started again without the state that this process has served: start kube-apiserver again too")
 
 func explain(err error) error {

@@ -76,7 +76,7 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := w.assumeCredentials()
+	kubeconfig, err := w.assumeDefaults()
 	if err != nil {
 		return err
 	}
@@ -181,10 +181,11 @@ func (w *whole) check() error {
 	return cmp.Or(checkLimits(w.how.Watches), values.AtLeast("--drain", w.drain, 0), values.AtLeast("--max-tail-age", w.maxTailAge, 0), values.AtLeast("--cadence", w.cadence, time.Millisecond), w.how.checkListen())
 }
 
-// assumeCredentials names the keys and certificates below the data folder wherever the flags name no others. They are
-// made once all flags are known to be right. assumeCredentials returns the path of the administrator's kubeconfig, or
-// the empty string if the flags name the server's certificate: then only the user knows who has signed it.
-func (w *whole) assumeCredentials() (kubeconfig string, err error) {
+// assumeDefaults fills in the flags that are not given: the bucket, the keys and the certificates are below the data
+// folder, and are made later, after all flags are checked. assumeDefaults returns the path of the administrator's
+// kubeconfig, or the empty string if the flags name the server's certificate: then only the user knows who has signed
+// it.
+func (w *whole) assumeDefaults() (kubeconfig string, err error) {
 	if w.data, err = filepath.Abs(w.data); err != nil {
 		return "", err
 	}
@@ -204,7 +205,7 @@ func (w *whole) assumeCredentials() (kubeconfig string, err error) {
 		w.where.RootCA = cmp.Or(w.where.RootCA, files.Authority)
 	}
 	accounts := &users.ServiceAccounts
-	if len(accounts.Issuers) == 0 || len(accounts.KeyFiles) == 0 { // else another server issues the tokens
+	if len(accounts.Issuers) == 0 || len(accounts.KeyFiles) == 0 { // with both, another server issues the tokens
 		accounts.SigningKeyFile = cmp.Or(accounts.SigningKeyFile, files.SigningKey)
 	}
 	if len(accounts.Issuers) == 0 {

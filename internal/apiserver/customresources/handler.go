@@ -51,8 +51,8 @@ import (
 )
 
 const (
-	// handlerBytes bounds the CRD handlers that one process keeps: 400 of small CRDs, or 40 of CRDs of 100 KB. A
-	// handler takes some 10 ms to rebuild.
+	// handlerBytes is how much memory the CRD handlers of one process may take: enough for 400 small CRDs, or 40 CRDs
+	// of 100 KB. A handler takes some 10 ms to rebuild.
 	handlerBytes = 96 << 20
 	// handlerOverhead is what the handler of an empty CRD takes. In addition a handler takes handlerFactor times the
 	// size of the decoded CRD: schemas, validators and compiled rules.
@@ -88,7 +88,7 @@ type Handler struct {
 	config Config
 
 	mu sync.Mutex // held while a handler is looked up or made
-	// handlers has the handlers by name of the CRD; those for requests of the past by name and resourceVersion.
+	// handlers are by name of the CRD. Handlers for requests of the past are by name and resourceVersion.
 	handlers *cache.Cache[string, *definitionHandler]
 }
 
@@ -206,9 +206,9 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 // for an older state. Such a request gets the handler of the newer state, because the request could also have seen the
 // newer state. A request of the past gets the handler of exactly the given state.
 func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition, past bool) (*definitionHandler, error) {
-	key := crd.Name
-	if past {
-		key += "@" + crd.ResourceVersion
+	key, owner := crd.Name, ""
+	if past { // takes the room of the present only up to a share
+		key, owner = crd.Name+"@"+crd.ResourceVersion, "past"
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -221,7 +221,7 @@ func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition, past 
 		return nil, err
 	}
 	h.handlers.Remove(key)
-	return h.handlers.Add(key, "", one, handlerOverhead+handlerFactor*kubestore.Size(crd)), nil
+	return h.handlers.Add(key, owner, one, handlerOverhead+handlerFactor*kubestore.Size(crd)), nil
 }
 
 // Instances returns the storage of a CRD's objects in the storage version, regardless of the versions that are served.

@@ -98,8 +98,8 @@ func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore
 	return refused
 }
 
-// Full returns the CRD of a summary. If the CRD has changed since, Full returns an error with which the client tries
-// again, because a document about the summary's CRD must not describe another one.
+// Full returns the CRD of a summary. If the CRD has changed since, Full returns a ChangedError, because a document must
+// describe the state that its ETag names.
 func (c *Reader) Full(ctx context.Context, of Summary) (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd, err := c.Get(ctx, of.Name)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *Reader) Full(ctx context.Context, of Summary) (*apiextensionsv1.CustomR
 	return crd, nil
 }
 
-// ChangedError says that a CRD has changed since its summary was read. It is the Status for the client.
+// ChangedError says that a CRD has changed since its summary was read. A client that gets it tries again.
 type ChangedError struct{ *apierrors.StatusError }
 
 // Changed returns the error for the CRD with that name.
@@ -119,10 +119,12 @@ func Changed(name string) *ChangedError {
 	return &ChangedError{apierrors.NewTooManyRequests(fmt.Sprintf("CustomResourceDefinition '%s' has just changed", name), 1)}
 }
 
-// Set holds the summary of every CRD that may be served at one point in time. It must not be changed.
+// Set holds the summary of every CRD at one point in time. It must not be changed.
 type Set struct {
-	Definitions []Summary // by name
-	State       State
+	Definitions []Summary // that may be served, by name
+	// Reserved are older than the check that refuses them. They are not served.
+	Reserved []Summary
+	State    State
 }
 
 // State tells sets of CRDs apart, including past sets. A deletion of a CRD lowers the count of CRDs. Any other change
@@ -132,7 +134,7 @@ type State struct {
 	count    int
 }
 
-// All returns every CRD that may be served.
+// All returns the CRDs.
 func (c *Reader) All() (Set, error) { return c.AllFor(context.Background()) }
 
 // AllFor is All for a request, which may be one of the past.
@@ -151,16 +153,26 @@ func (c *Reader) AllFor(ctx context.Context) (set Set, err error) {
 }
 
 func setOf(all map[string]Summary) Set {
-	set := Set{State: State{count: len(all)}}
+	var set Set
 	for _, crd := range all {
-		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved CRD may be older than the check that refuses reserved CRDs
+		switch {
+		case crd.Name == "": // cannot be decoded
+			continue
+		case Reserved(crd.Spec.Group, crd.Spec.Names.Plural):
+			set.Reserved = append(set.Reserved, crd)
+		default:
 			set.Definitions = append(set.Definitions, crd)
 		}
-		set.State.revision = max(set.State.revision, revisionOf(crd.CustomResourceDefinition))
+		set.State.count++
+		set.State.revision = max(set.State.revision, crd.revision())
 	}
-	slices.SortFunc(set.Definitions, func(a, b Summary) int { return strings.Compare(a.Name, b.Name) })
+	for _, each := range [][]Summary{set.Definitions, set.Reserved} {
+		slices.SortFunc(each, func(a, b Summary) int { return strings.Compare(a.Name, b.Name) })
+	}
 	return set
 }
+
+func (s Summary) revision() uint64 { return revisionOf(s.CustomResourceDefinition) }
 
 func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {
 	revision, _ := strconv.ParseUint(crd.ResourceVersion, 10, 64)

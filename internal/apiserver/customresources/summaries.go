@@ -3,13 +3,14 @@ package customresources
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -17,9 +18,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Summary is a CRD without its large parts, which only the CRD's own instances and documents need: schemas, printer
-// columns, the conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose
-// summaries take 2 KiB each.
+// Summary is a CRD without its large parts, which nobody needs who reads all CRDs: schemas, printer columns, the
+// conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose summaries take 2 KiB
+// each.
 type Summary struct {
 	*apiextensionsv1.CustomResourceDefinition
 }
@@ -27,14 +28,15 @@ type Summary struct {
 // summaries keeps the summary of every CRD. Each call of now goes through the events since the last call, and reads
 // only the CRDs that have changed. It does no work between calls, and is safe for concurrent use.
 type summaries struct {
-	rows *listers.Indexer // of CRDs, which are decoded without their large parts
-	// lock is a mutex that callers wait for with a deadline. It guards the fields below, and is held while rows are
-	// read.
+	// rows decodes CRDs without their large parts. Only its method Parse is used: the others would share the cache of
+	// whole CRDs.
+	rows *listers.Indexer
+	// lock guards the fields below, also while rows are read. It is a channel because callers wait with a deadline.
 	lock    chan struct{}
 	changes listers.Changes
 	byName  map[string]Summary
 	stale   map[string]bool // names of CRDs that must be read again
-	whole   bool            // all of them must be read again
+	unknown bool            // which CRDs have changed
 	set     Set
 }
 
@@ -42,63 +44,105 @@ func newSummaries(f *listers.Factory, p *projection.Projection, s listers.Source
 	s.Decoder = summaryDecoder{s.Decoder}
 	return &summaries{
 		rows: f.NewIndexer(s), lock: make(chan struct{}, 1), changes: listers.NewChanges(p),
-		byName: map[string]Summary{}, stale: map[string]bool{}, whole: true,
+		byName: map[string]Summary{}, stale: map[string]bool{}, unknown: true,
 	}
 }
 
-// readTimeout bounds a read whose caller has no deadline.
+// readTimeout bounds the wait for the lock, and the read after it.
 const readTimeout = 10 * time.Second
 
 // now returns the summaries of the newest view.
 func (s *summaries) now(ctx context.Context) (Set, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
 	select {
 	case s.lock <- struct{}{}:
 		defer func() { <-s.lock }()
 	case <-ctx.Done():
 		return Set{}, fmt.Errorf("wait for CustomResourceDefinitions: %w", context.Cause(ctx))
+	case <-time.After(readTimeout):
+		return Set{}, errBusy
 	}
+	// A read goes on when its client has gone, since the next caller needs it too.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+	defer cancel()
 	v, err := s.changes.Forward(func(row string) {
 		if name, ok := strings.CutPrefix(row, s.rows.Prefix()); ok {
 			s.stale[name] = true
 		}
-	}, func() { s.whole = true })
+	}, func() { s.unknown = true })
+	if err == nil && s.unknown {
+		err = s.find(ctx, v)
+	}
 	if err != nil {
 		return Set{}, err
 	}
-	if !s.whole && len(s.stale) == 0 {
-		return s.set, nil
-	}
-	if s.whole {
-		byName, err := s.at(ctx, v)
-		if err != nil {
+	if len(s.stale) > 0 {
+		if err := s.read(ctx, v); err != nil {
 			return Set{}, err
 		}
-		s.byName = byName
-	} else {
-		for name := range s.stale {
-			row, found, err := v.Get(ctx, s.rows.Prefix()+name, v.Revision())
-			if err == nil && found {
-				err = s.put(ctx, s.byName, row)
-			}
-			if err != nil {
-				return Set{}, err
-			}
-			if !found {
-				delete(s.byName, name)
-			}
+		s.set = setOf(s.byName)
+	}
+	return s.set, nil
+}
+
+// errBusy is an answer to clients: other requests have been reading all CRDs for long.
+var errBusy = apierrors.NewTooManyRequests("the CustomResourceDefinitions are still being read", 1)
+
+// find finds the CRDs that have changed by the revisions of all rows, without their values. If no CRD is known yet, it
+// reads them all.
+func (s *summaries) find(ctx context.Context, v *projection.View) (err error) {
+	if len(s.byName) == 0 {
+		if s.byName, err = s.at(ctx, v); err != nil {
+			return err
+		}
+		s.unknown, s.stale, s.set = false, map[string]bool{}, setOf(s.byName)
+		return nil
+	}
+	seen := map[string]bool{}
+	start := s.rows.Prefix()
+	for row, err := range v.ScanKeys(ctx, start, after(start), v.Revision()) {
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(row.Key, start)
+		seen[name] = true
+		if known, ok := s.byName[name]; !ok || known.revision() != uint64(row.Revision) {
+			s.stale[name] = true
 		}
 	}
-	s.whole, s.stale = false, map[string]bool{}
-	s.set = setOf(s.byName)
-	return s.set, nil
+	for name := range s.byName {
+		if !seen[name] {
+			s.stale[name] = true
+		}
+	}
+	s.unknown = false
+	return nil
+}
+
+// after returns the key that follows all keys with the prefix, which ends in a slash.
+func after(prefix string) string { return prefix[:len(prefix)-1] + "0" }
+
+// read reads the stale CRDs.
+func (s *summaries) read(ctx context.Context, v *projection.View) error {
+	for name := range s.stale {
+		row, found, err := v.Get(ctx, s.rows.Prefix()+name, v.Revision())
+		if err == nil && found {
+			err = s.put(ctx, s.byName, row)
+		}
+		if err != nil {
+			return err
+		}
+		if !found {
+			delete(s.byName, name)
+		}
+		delete(s.stale, name)
+	}
+	return nil
 }
 
 // at reads the summaries of a view.
 func (s *summaries) at(ctx context.Context, v *projection.View) (map[string]Summary, error) {
 	all := map[string]Summary{}
-	for row, err := range listers.Rows(ctx, v, s.rows.Prefix()) {
+	for row, err := range v.ScanOnce(ctx, s.rows.Prefix(), after(s.rows.Prefix()), v.Revision()) {
 		if err == nil {
 			err = s.put(ctx, all, row)
 		}
@@ -109,13 +153,13 @@ func (s *summaries) at(ctx context.Context, v *projection.View) (map[string]Summ
 	return all, nil
 }
 
-// put decodes a row's summary into the map. It leaves out what cannot be decoded.
+// put puts a row's summary into the map. The summary of a row that cannot be decoded has only a revision.
 func (s *summaries) put(ctx context.Context, into map[string]Summary, row projection.Row) error {
 	name := strings.TrimPrefix(row.Key, s.rows.Prefix())
 	object, err := s.rows.Parse(ctx, row)
 	if listers.IsUndecodable(err) {
 		s.rows.LeaveOut(ctx, row, err)
-		delete(into, name)
+		into[name] = Summary{&apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{ResourceVersion: fmt.Sprint(row.Revision)}}}
 		return nil
 	}
 	if err != nil {
@@ -130,11 +174,8 @@ type summaryDecoder struct{ runtime.Decoder }
 
 // Decode implements runtime.Decoder.
 func (d summaryDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	if short, err := summaryParts.dropFrom(data); err == nil { // else the data is no protobuf, or damaged, which the decoder tells
-		data = short
-	}
-	object, kind, err := d.Decoder.Decode(data, defaults, into)
-	if crd, ok := object.(*apiextensionsv1.CustomResourceDefinition); ok {
+	object, kind, err := d.Decoder.Decode(summaryParts.dropFrom(data), defaults, into)
+	if crd, ok := object.(*apiextensionsv1.CustomResourceDefinition); ok { // JSON is not shortened, and defaulting sets the conversion again
 		crd.Annotations, crd.ManagedFields, crd.Spec.Conversion = nil, nil, nil
 		for i := range crd.Spec.Versions {
 			v := &crd.Spec.Versions[i]
@@ -144,13 +185,14 @@ func (d summaryDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, i
 	return object, kind, err
 }
 
-// dropped names fields of a protobuf message that are dropped. Fields with an entry of their own are entered instead.
+// dropped names fields of a protobuf message. A field without an entry of its own is dropped; of the others, the fields
+// that the entry names are dropped.
 type dropped map[protowire.Number]dropped
 
-var summaryParts = dropped{ // runtime.Unknown
+var summaryParts = dropped{ // of runtime.Unknown
 	2: { // the CustomResourceDefinition
 		1: {12: nil, 17: nil}, // of its metadata: annotations and managedFields
-		2: { // its specification
+		2: { // of its specification
 			9: nil,                      // conversion
 			7: {4: nil, 6: nil, 9: nil}, // of each version: schema, additionalPrinterColumns and selectableFields
 		},
@@ -158,44 +200,49 @@ var summaryParts = dropped{ // runtime.Unknown
 }
 
 // protobufMagic begins what Kubernetes stores as protobuf.
-const protobufMagic = "k8s\x00"
+var protobufMagic = []byte("k8s\x00")
 
-var errNoProtobuf = errors.New("not the protobuf of Kubernetes")
-
-// dropFrom returns the stored object without the fields. Dropping them from the encoded object costs a hundredth of
-// decoding them.
-func (d dropped) dropFrom(stored []byte) ([]byte, error) {
-	message, ok := bytes.CutPrefix(stored, []byte(protobufMagic))
+// dropFrom returns the stored object without the fields. It returns what is not valid protobuf unchanged, so that the
+// decoder reports what is wrong. To drop a schema from the encoded object costs a hundredth of decoding it.
+func (d dropped) dropFrom(stored []byte) []byte {
+	message, ok := bytes.CutPrefix(stored, protobufMagic)
 	if !ok {
-		return nil, errNoProtobuf
+		return stored
 	}
-	return d.appendTo([]byte(protobufMagic), message)
+	short, ok := d.appendTo(bytes.Clone(protobufMagic), message)
+	if !ok {
+		return stored
+	}
+	return short
 }
 
-func (d dropped) appendTo(out, message []byte) ([]byte, error) {
+func (d dropped) appendTo(out, message []byte) (_ []byte, ok bool) {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return nil, protowire.ParseError(n)
+			return nil, false
 		}
 		length := protowire.ConsumeFieldValue(number, kind, message[n:])
 		if length < 0 {
-			return nil, protowire.ParseError(length)
+			return nil, false
 		}
-		whole := message[:n+length]
+		field := message[:n+length]
 		message = message[n+length:]
 		inner, special := d[number]
 		switch {
 		case !special:
-			out = append(out, whole...)
-		case inner != nil && kind == protowire.BytesType:
-			value, _ := protowire.ConsumeBytes(whole[n:])
-			short, err := inner.appendTo(nil, value)
-			if err != nil {
-				return nil, err
+			out = append(out, field...)
+		case inner == nil: // dropped
+		case kind != protowire.BytesType:
+			return nil, false
+		default:
+			value, _ := protowire.ConsumeBytes(field[n:])
+			short, ok := inner.appendTo(nil, value)
+			if !ok {
+				return nil, false
 			}
 			out = protowire.AppendBytes(protowire.AppendTag(out, number, kind), short)
 		}
 	}
-	return out, nil
+	return out, true
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // documentBytes bounds the finished documents that one process keeps, compressed. Built-in documents do not count.
@@ -135,6 +136,10 @@ func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []
 			return nil, err
 		}
 		full, err := d.definitions.Full(ctx, crd)
+		if listers.IsUndecodable(err) {
+			d.leaveOut(crd.Name, gv.Version, err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -44,18 +44,18 @@ func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answers.Fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
 		return
 	}
-	err := d.serve(w, r)
-	for range changedRetries {
-		if changed := new(customresources.ChangedError); !errors.As(err, &changed) {
-			break
+	for tries := 0; ; tries++ {
+		err := d.serve(w, r)
+		if err == nil {
+			return
 		}
-		err = d.serve(w, r) // what was made before is kept
-	}
-	if err != nil {
 		for _, of := range []string{"Etag", "Cache-Control", "Expires", "Content-Encoding"} { // headers of the document, not of the error
 			w.Header().Del(of)
 		}
-		answers.Fail(w, r, notMade(r, err))
+		if changed := new(customresources.ChangedError); !errors.As(err, &changed) || tries == changedRetries {
+			answers.Fail(w, r, notMade(r, err))
+			return
+		} // else what was made is kept
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 const (
@@ -75,8 +76,11 @@ func (d describer) spliced(ctx context.Context, crds []customresources.Summary, 
 		more, err := d.addition(ctx, additionKey{crd.UID, crd.ResourceVersion, f}, generated,
 			func(ctx context.Context, g generatedV2) (addition, error) {
 				full, err := d.definitions.Full(ctx, crd)
+				if err != nil && !listers.IsUndecodable(err) {
+					err = &unreadError{err}
+				}
 				if err != nil {
-					return nil, &unreadError{err}
+					return nil, err
 				}
 				return d.customV2(ctx, full, g)
 			})

@@ -23,7 +23,7 @@ import (
 const (
 	namespace = "load"  // the objects that are listed
 	crowd     = "crowd" // objects that are created and deleted by many clients
-	crowded   = 2000    // how many
+	crowded   = 1920    // how many: a multiple of many
 	clients   = 16
 	many      = 64
 	pageSize  = 500
@@ -174,8 +174,8 @@ func (l load) memory(name string) error {
 	return err
 }
 
-// becomeWorker goes on as a user who has only the rights that the load needs, where there are users. So each request is
-// authorized by RBAC.
+// becomeWorker switches to a user with only the rights that the load needs, if the side has users. So RBAC authorizes
+// each request.
 func (l *load) becomeWorker(ctx context.Context) (err error) {
 	if l.system.Worker == "" {
 		return nil
@@ -234,14 +234,14 @@ func (l load) createTogether(ctx context.Context, name string) error {
 
 // getTogether and updateTogether measure 16 clients at once, on the objects of createTogether.
 func (l load) getTogether(ctx context.Context, name string) error {
-	return l.together(ctx, name, clients, min(crowded, (l.objects-l.singles)/clients*clients), func(ctx context.Context, client kubernetes.Interface, i int) error {
+	return l.together(ctx, name, clients, min(crowded, l.objects-l.singles), func(ctx context.Context, client kubernetes.Interface, i int) error {
 		_, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, fmt.Sprintf("together-%05d", i), metav1.GetOptions{})
 		return err
 	})
 }
 
 func (l load) updateTogether(ctx context.Context, name string) error {
-	return l.together(ctx, name, clients, min(crowded, (l.objects-l.singles)/clients*clients), func(ctx context.Context, client kubernetes.Interface, i int) error {
+	return l.together(ctx, name, clients, min(crowded, l.objects-l.singles), func(ctx context.Context, client kubernetes.Interface, i int) error {
 		object := configMap(fmt.Sprintf("together-%05d", i))
 		object.Data["text"] = strings.ToUpper(object.Data["text"])
 		_, err := client.CoreV1().ConfigMaps(namespace).Update(ctx, object, metav1.UpdateOptions{})
@@ -258,7 +258,7 @@ func (l load) createCrowd(ctx context.Context, name string) error {
 }
 
 func (l load) deleteCrowd(ctx context.Context, name string) error {
-	return l.together(ctx, name, clients, crowded/many*many, func(ctx context.Context, client kubernetes.Interface, i int) error {
+	return l.together(ctx, name, clients, crowded, func(ctx context.Context, client kubernetes.Interface, i int) error {
 		return client.CoreV1().ConfigMaps(crowd).Delete(ctx, fmt.Sprintf("crowd-%05d", i), metav1.DeleteOptions{})
 	})
 }

@@ -36,7 +36,7 @@ func (t *table) column(side int) reporter {
 // print writes a Markdown table of the medians over all rounds.
 func (t *table) print(w io.Writer, sides []side.Side) error {
 	tabs := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintf(tabs, "| figure\t| unit\t| %s\t| %s\t| ratio\t| of each round\t|\n|---\t|---\t|---\t|---\t|---\t|---\t|\n", sides[0].Name, sides[1].Name)
+	fmt.Fprintf(tabs, "| figure\t| unit\t| %s\t| %s\t| ratio\t| least to greatest\t|\n|---\t|---\t|---\t|---\t|---\t|---\t|\n", sides[0].Name, sides[1].Name)
 	for _, r := range t.rows {
 		a, b := quantile(r.values[0], 0.5), quantile(r.values[1], 0.5)
 		ratio := "-"
