@@ -45,8 +45,8 @@ func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 }
 
 // RunCell makes a cell, and runs a watcher, an api, a projector and a lifecycle. The token file of these processes has
-// the given lines, and the token 'admin', which may do everything. The flags say what the cell keeps from its first root
-// on.
+// the given lines, and the token 'admin', which may do everything. The flags say what the cell keeps from its first
+// root on.
 func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	t.Helper()
 	folder := t.TempDir()

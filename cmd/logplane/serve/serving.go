@@ -40,7 +40,7 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	users := &s.Authentication
 	flags.StringVar(&users.ClientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities; it and --token-auth-file are read again when they change")
 	flags.StringVar(&users.TokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
-	flags.StringArrayVar(&users.ServiceAccounts.Issuers, "service-account-issuer", nil, "URL that names who issues tokens of service accounts; repeated, the first issues and tokens of all are good. Without it, service accounts have no tokens")
+	flags.StringArrayVar(&users.ServiceAccounts.Issuers, "service-account-issuer", nil, "URL that names who issues tokens of service accounts; repeated, the first issues and tokens of all are good. Without it, service accounts have no tokens, and serve names its own address")
 	flags.StringVar(&users.ServiceAccounts.SigningKeyFile, "service-account-signing-key-file", "", "private key that signs tokens of service accounts, the same for every process of the cell; it and --service-account-key-file are read again when they change")
 	flags.StringArrayVar(&users.ServiceAccounts.KeyFiles, "service-account-key-file", nil, "key that verifies tokens of service accounts besides the signing key, for example one that has signed before; may be repeated")
 	flags.StringSliceVar(&users.ServiceAccounts.Audiences, "api-audiences", nil, "audiences of this API, one of which a service account's token must have; without them, --service-account-issuer")

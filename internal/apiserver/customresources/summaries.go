@@ -19,8 +19,8 @@ import (
 )
 
 // Summary is a CRD without its large parts, which nobody needs who reads all CRDs: schemas, printer columns, the
-// conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose summaries take 2 KiB
-// each.
+// conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose summaries take 2
+// KiB each.
 type Summary struct {
 	*apiextensionsv1.CustomResourceDefinition
 }

@@ -17,8 +17,9 @@ import (
 // objects of the largest size.
 const natsConfig = "max_payload: 8MB\njetstream { store_dir: %q, sync_interval: always }\n"
 
-// Cell is Logplane with users and RBAC, as it runs in production: one or three NATS servers, a watcher, which serves every request,
-// and the lifecycle. The lifecycle waits only a second after a deletion, because the clients here wait for its work.
+// Cell is Logplane with users and RBAC, as it runs in production: one or three NATS servers, a watcher, which serves
+// every request, a projector, and the lifecycle. The lifecycle waits only a second after a deletion, because the
+// clients here wait for its work.
 func Cell(nats, binary string, servers int) Side {
 	return Side{"logplane", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
@@ -85,7 +86,8 @@ func (s *System) startCell(ctx context.Context, folder, binary, urls string, ser
 		return nil
 	}
 	err := initialize()
-	for err != nil && time.Since(begun) < startTimeout { // three servers must find each other first
+	for servers > 1 && err != nil && time.Since(begun) < startTimeout { // the servers must find each other first
+		time.Sleep(100 * time.Millisecond)
 		err = initialize()
 	}
 	if err != nil {
