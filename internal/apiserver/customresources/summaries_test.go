@@ -36,7 +36,7 @@ func TestSummaryIsTheRestOfACRD(t *testing.T) {
 		fill.Fill(filled)
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		require.NoError(t, crdserver.Scheme.Convert(filled, crd, nil))
-		crd.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "me", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{}}`)}}}
+		crd.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "me", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`)}}
 		for i := range crd.Spec.Versions {
 			crd.Spec.Versions[i].Schema = &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"}}
 		}

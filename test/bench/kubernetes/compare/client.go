@@ -214,7 +214,7 @@ func decodeStream(body []byte) any {
 
 // at returns the string at a path of the document, such as "metadata.resourceVersion".
 func (a answer) at(path string) string {
-	var v any = a.document
+	v := a.document
 	for _, name := range strings.Split(path, ".") {
 		object, _ := v.(map[string]any)
 		v = object[name]
