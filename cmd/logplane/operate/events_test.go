@@ -30,7 +30,8 @@ func TestCertainEventsAreNotReadAgain(t *testing.T) {
 		require.NoError(t, err)
 		return rev
 	}
-	last := write(eventlog.Added, 0)
+	first := write(eventlog.Added, 0)
+	last := first
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -39,7 +40,7 @@ func TestCertainEventsAreNotReadAgain(t *testing.T) {
 	printing := make(chan error, 1)
 	go func() {
 		printer := &eventPrinter{to: writer, filter: eventFilter{cluster: "main"}}
-		printing <- printEvents(ctx, kubestore.Cell{Log: log, Projection: p}, last, printer)
+		printing <- printEvents(ctx, kubestore.Cell{Log: log, Projection: p}, first, printer)
 	}()
 	lines := bufio.NewScanner(reader)
 	printed := func(n int) {
