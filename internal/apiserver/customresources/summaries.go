@@ -18,9 +18,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Summary is a CRD without its large parts, which nobody needs who reads all CRDs: schemas, printer columns, the
-// conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose summaries take 2
-// KiB each.
+// Summary is a CRD without the large parts that a reader of all CRDs does not need: schemas, printer columns, the
+// conversion, annotations and managed fields. A platform may have a thousand CRDs of 100 KiB, whose summaries take
+// 2 KiB each.
 type Summary struct {
 	*apiextensionsv1.CustomResourceDefinition
 }
@@ -36,7 +36,7 @@ type summaries struct {
 	changes listers.Changes
 	byName  map[string]Summary
 	stale   map[string]bool // names of CRDs that must be read again
-	unknown bool            // which CRDs have changed
+	unknown bool            // it is not known which CRDs have changed
 	set     Set
 }
 
