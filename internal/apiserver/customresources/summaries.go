@@ -99,7 +99,7 @@ func (s *summaries) find(ctx context.Context, v *projection.View) (err error) {
 	}
 	seen := map[string]bool{}
 	start := s.rows.Prefix()
-	for row, err := range v.ScanKeys(ctx, start, after(start), v.Revision()) {
+	for row, err := range v.ScanKeys(ctx, start, listers.After(start), v.Revision()) {
 		if err != nil {
 			return err
 		}
@@ -117,9 +117,6 @@ func (s *summaries) find(ctx context.Context, v *projection.View) (err error) {
 	s.unknown = false
 	return nil
 }
-
-// after returns the key that follows all keys with the prefix, which ends in a slash.
-func after(prefix string) string { return prefix[:len(prefix)-1] + "0" }
 
 // read reads the stale CRDs.
 func (s *summaries) read(ctx context.Context, v *projection.View) error {
@@ -142,7 +139,7 @@ func (s *summaries) read(ctx context.Context, v *projection.View) error {
 // at reads the summaries of a view.
 func (s *summaries) at(ctx context.Context, v *projection.View) (map[string]Summary, error) {
 	all := map[string]Summary{}
-	for row, err := range v.ScanOnce(ctx, s.rows.Prefix(), after(s.rows.Prefix()), v.Revision()) {
+	for row, err := range v.ScanOnce(ctx, s.rows.Prefix(), listers.After(s.rows.Prefix()), v.Revision()) {
 		if err == nil {
 			err = s.put(ctx, all, row)
 		}

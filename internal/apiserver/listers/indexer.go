@@ -166,8 +166,11 @@ func (i *Indexer) scanAt(ctx context.Context, v *projection.View, prefix string)
 
 // Rows returns the rows of a view whose key has the prefix, in the order of their keys. The prefix must end in a slash.
 func Rows(ctx context.Context, v *projection.View, prefix string) iter.Seq2[projection.Row, error] {
-	return v.Scan(ctx, prefix, prefix[:len(prefix)-1]+"0", v.Revision()) // '0' comes after '/'
+	return v.Scan(ctx, prefix, After(prefix), v.Revision())
 }
+
+// After returns the key that follows all keys with the prefix. The prefix must end in a slash.
+func After(prefix string) string { return prefix[:len(prefix)-1] + "0" } // '0' comes after '/'
 
 // LeaveOut counts a row that is left out of a list, and logs the row once.
 func (i *Indexer) LeaveOut(ctx context.Context, row projection.Row, err error) {
