@@ -116,24 +116,55 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
+// start is the log's first revision, and when the log was asked for it. The zero value is not known.
+type start struct {
+	revision Revision
+	asked    time.Time
+}
+
+// startAge is how old a known first revision may be. To ask for it costs a server as much as a barrier does.
+const startAge = time.Second
+
 // barrier proves a head by a quorum: a deposed leader cannot have a barrier acknowledged. Raft never puts a barrier
-// into the middle of a batch. The first revision is asked for at the same time. If the first revision rises after that,
-// the caller gets ErrPurged or ErrConflict later.
+// into the middle of a batch. If the first revision is not known, it is asked for at the same time.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
-	var first state
+	l.mu.Lock()
+	known := l.start
+	l.mu.Unlock()
+	acknowledged := make(chan struct{})
+	var leader string
 	var failed error
 	var asking sync.WaitGroup
-	asking.Go(func() { first, failed = l.info(ctx) })
+	asking.Go(func() {
+		if Elapsed(known.asked) < startAge {
+			select {
+			case <-acknowledged:
+				return
+			case <-time.After(l.tryTime(0)): // does the leader answer at all?
+			}
+		}
+		var s state
+		s, failed = l.info(ctx)
+		known.revision, leader = s.First, s.leader
+	})
 	head, err := l.publishBarrier(ctx, nil, nil)
+	close(acknowledged)
 	asking.Wait() // bounded by ctx
 	switch {
 	case err == nil:
 		err = failed
-	case failed == nil: // this happened when two of three servers restarted under load
+	case leader != "": // this happened when two of three servers restarted under load
 		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
-			first.leader, l.config.Stream, err)
+			leader, l.config.Stream, err)
 	}
-	return Bounds{First: first.First, Head: head}, err
+	return Bounds{First: known.revision, Head: head, Barrier: true}, err
+}
+
+// knowStart remembers the log's first revision. The zero value forgets it.
+func (l *Log) knowStart(s start) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.start = s
 }
 
 // publishBarrier appends a barrier, with further headers and a body if they are given.
@@ -207,7 +238,11 @@ func (l *Log) info(ctx context.Context) (s state, err error) {
 		s.active = true
 		s.Bounds, err = l.config.Local(l.config.Stream)
 	} else {
+		asked := time.Now()
 		s, err = l.askLeader(ctx)
+		if err == nil {
+			l.knowStart(start{max(s.First, 1), asked})
+		}
 	}
 	s.First = max(s.First, 1) // a stream that never held a message has first 0
 	return s, err

@@ -50,7 +50,11 @@ func (c Config) jetStream() jetstream.JetStream {
 
 // Bounds are the log's first retained revision and its head. An empty log has First = Head + 1.
 type Bounds struct {
+	// First may be older than the answer by a second. Whoever needs an event below the true first gets ErrPurged, or
+	// ErrConflict for a precondition, and asks again.
 	First, Head Revision
+	// Barrier says that the event at Head is a barrier that this Log appended to learn the head.
+	Barrier bool
 }
 
 // Log is a cell's log. It is safe for concurrent use.
@@ -73,6 +77,7 @@ type Log struct {
 	mu      sync.Mutex
 	asking  bool      // mu; a question for the head is in flight
 	waiting *question // mu; the question that is sent next, nil if nobody waits for it
+	start   start     // mu
 }
 
 // Open checks the stream's settings and returns the log.

@@ -172,5 +172,6 @@ const wipeTries = 3
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }
 	request := fmt.Appendf(nil, `{"seq":%d}`, first)
+	defer l.knowStart(start{})
 	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, request, decoded(&answer, &answer.refusal))
 }

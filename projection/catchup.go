@@ -28,6 +28,9 @@ const (
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
+	// electionTime is less than the time that a server of the log waits for its leader before it lets another be
+	// elected.
+	electionTime = time.Second
 	// spareTime bounds a read of the root that a request can do without.
 	spareTime = time.Second
 )
@@ -38,7 +41,7 @@ const (
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
 // time commits once, within 5 s (relieve). Config.ReadOnly forbids such a commit.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
-	v, err := p.catchUp(ctx, func(*View) bool { return false })
+	v, err := p.catchUp(ctx, func(*View) bool { return false }, false)
 	if err != nil {
 		return nil, unread(err)
 	}
@@ -74,7 +77,7 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 //
 // For a fence, a view of the events before an unreadable event is enough.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
-	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
+	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes }, true)
 	if before := p.view.Load(); p.givesUp.Load() && before != nil && errors.Is(err, eventlog.ErrNowhere) {
 		return before, nil
 	}
@@ -82,8 +85,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 }
 
 // catchUp returns a view that is not older than the log's head, or that satisfies enough. One caller reads for all
-// callers that wait.
-func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
+// callers that wait. A commit needs all events, the barriers of this process too.
+func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool, all bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
 	}
@@ -92,6 +95,7 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 	if err != nil {
 		return nil, err
 	}
+	bounds.Barrier = bounds.Barrier && !all
 	if v := p.reached(bounds, asked); v != nil {
 		return v, nil
 	}
@@ -122,14 +126,19 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 // proven on this connection; else nil.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
-	if v == nil || v.Revision() < bounds.Head || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
+	if v == nil || v.Revision() < bounds.Head && !v.lacksOnlyBarrier(bounds) || v.outdated() ||
+		v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
 		return nil
 	}
-	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
+	if v.Revision() >= bounds.Head && v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
 		return v
 	}
 	v, _ = p.publish(func(v *View) (*View, error) {
 		next := *v
+		if v.Revision() < bounds.Head {
+			tail := *v.tail
+			tail.head, next.tail = bounds.Head, &tail
+		}
 		next.first = max(v.first, bounds.First)
 		if asked.After(v.asked) {
 			next.asked = asked
@@ -139,11 +148,18 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	return v
 }
 
+// lacksOnlyBarrier says that the view has everything up to the bounds' head but the barrier that proved the head, and
+// need not read that barrier. A log that went back may have grown again to the same length since the view was made.
+// That takes an election, which begins after seconds without a leader. So the view must be newer than that.
+func (v *View) lacksOnlyBarrier(bounds eventlog.Bounds) bool {
+	return bounds.Barrier && v.Revision() == bounds.Head-1 && v.Revision()-v.tail.at.Revision < quietBarriers && v.Age() < electionTime
+}
+
 // step makes one read towards the bounds: the root, or a piece of the tail. It returns the bounds for the next step.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
 	switch {
-	case v == nil, bounds.First > v.Revision()+1, v.outdated():
+	case v == nil, bounds.First > v.tail.at.Revision+1, v.outdated():
 		return bounds, p.stepRoot(ctx, bounds)
 	case v.behind(bounds) && p.mayAskBucket():
 		spare, cancel := context.WithTimeout(ctx, spareTime)
@@ -278,6 +294,11 @@ func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 			}
 			events = events[1:]
 		}
+		for i := range events {
+			if events[i].Revision <= t.head && events[i].Op != eventlog.Barrier {
+				return nil, fmt.Errorf("revision %d was a barrier of this process and is now another event: %w", events[i].Revision, eventlog.ErrDiverged)
+			}
+		}
 		next := *v
 		next.proven = proven
 		if len(events) > 0 && events[0].Revision == t.at.Revision+1 {
@@ -334,6 +355,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			return &next, nil
 		}
 		next.snap, next.tail = snap, emptyTail(snap.root)
+		next.tail.head = max(v.tail.head, snap.root.Applied)
 		if v.tail.at.Revision < snap.root.Applied {
 			next.proven = 0
 			return &next, nil

@@ -92,7 +92,7 @@ func (p *Projection) commit(ctx context.Context, all bool) (v *View, more bool, 
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		// 1. Catch up. swap has caught up: v is the newest state that this process knows. The view's root may still be
 		//    an old one; stage 7 finds that out.
-		goal = cmp.Or(goal, v.Revision())
+		goal = cmp.Or(goal, v.tail.at.Revision)
 		more = v.tail.bytes >= gatherBytes
 		if v.Applied() >= goal || !all && !v.dirty() { // another projector has committed it, or there is nothing to commit
 			return nil, nil
@@ -137,7 +137,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 
 // dirty reports whether there is something to commit.
 func (v *View) dirty() bool {
-	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
+	return len(v.tail.records) > 0 || v.tail.at.Revision-v.Applied() >= quietBarriers
 }
 
 // foldTail applies the tail to the draft. It returns all records that no segment has: the root's own and the tail's.

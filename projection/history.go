@@ -120,7 +120,7 @@ func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 // upTo returns the view without the events after the revision. The view must have the revision.
 func (v *View) upTo(at Revision) *View {
 	shorter, t := *v, *v.tail
-	t.records, t.at.Revision = t.records[:searchRevision(t.records, at+1)], at
+	t.records, t.at.Revision, t.head = t.records[:searchRevision(t.records, at+1)], at, at
 	shorter.tail = &t
 	return &shorter
 }
@@ -248,7 +248,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
 		folded.add(r)
 	}
-	folded.at = eventlog.Position{Revision: at}
+	folded.at, folded.head = eventlog.Position{Revision: at}, at
 	return folded, nil
 }
 

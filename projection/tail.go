@@ -19,7 +19,10 @@ type tail struct {
 	records []*record
 	// at is the position of the newest event, barriers included. This position is compared when the tail is resumed
 	// (invariant 9).
-	at    eventlog.Position
+	at eventlog.Position
+	// head is the view's revision, at least that of at: the events between them are barriers of this process, which
+	// change nothing and so were not read.
+	head  Revision
 	bytes int
 	// outdates is the last barrier that outdates older roots, 0 for none.
 	outdates Revision
@@ -28,7 +31,7 @@ type tail struct {
 }
 
 func emptyTail(r *root) *tail {
-	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), at: r.position(), epoch: r.Epoch}
+	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), at: r.position(), head: r.Applied, epoch: r.Epoch}
 }
 
 func newestFirst(a, b *record) bool {
@@ -59,6 +62,7 @@ func (t *tail) extend(events []eventlog.Event) *tail {
 		}
 		before = r
 	}
+	next.head = max(t.head, next.at.Revision)
 	return next
 }
 
@@ -88,7 +92,7 @@ func (t *tail) above(r *root) *tail {
 			next.add(rec)
 		}
 	}
-	next.at, next.outdates = t.at, t.outdates
+	next.at, next.head, next.outdates = t.at, t.head, t.outdates
 	return next
 }
 

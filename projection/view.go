@@ -42,7 +42,7 @@ type View struct {
 func viewOf(snap *snapshot) *View { return &View{p: snap.p, snap: snap, tail: emptyTail(snap.root)} }
 
 // Revision is the newest revision the view holds: its head.
-func (v *View) Revision() Revision { return v.tail.at.Revision }
+func (v *View) Revision() Revision { return v.tail.head }
 
 // Floor is the oldest revision that can be read.
 func (v *View) Floor() Revision {
