@@ -93,7 +93,7 @@ func (t *tool) changes(ctx context.Context, c changes) error {
 		}
 		which[field] = revision
 	}
-	list, err := t.listChanges(ctx, namespace, which, c.labels)
+	list, err := t.live.Changes(ctx, namespace, which, c.labels)
 	if err != nil {
 		return err
 	}
@@ -124,11 +124,7 @@ func (t *tool) changeLine(table *tabwriter.Writer, c *history.Change) {
 // follow prints changes as they happen, until the command is interrupted. When a server ends the watch, follow resumes
 // after the last revision that it has seen.
 func (t *tool) follow(ctx context.Context, namespace string, which fields.Set, labels, after string, table *tabwriter.Writer) error {
-	now, err := t.at("")
-	if err != nil {
-		return err
-	}
-	of := now.Dynamic.Resource(history.GroupVersion.WithResource("changes")).Namespace(namespace)
+	of := t.live.Dynamic.Resource(history.GroupVersion.WithResource("changes")).Namespace(namespace)
 	following, err := watchtools.NewRetryWatcherWithContext(ctx, after, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector, o.LabelSelector, o.AllowWatchBookmarks = which.AsSelector().String(), labels, true

@@ -16,13 +16,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/moment"
-	"github.com/logplane/logplane/internal/sides"
 )
 
 // scope returns the namespace, or the empty string for the whole cluster.
@@ -31,18 +29,6 @@ func (t *tool) scope(all bool) string {
 		return ""
 	}
 	return t.namespace
-}
-
-// at returns the side of a revision; the empty revision means now.
-func (t *tool) at(revision string) (*sides.Side, error) {
-	if s, ok := t.sides[revision]; ok {
-		return s, nil
-	}
-	s, err := sides.At(t.config, revision)
-	if err == nil {
-		t.sides[revision] = s
-	}
-	return s, err
 }
 
 // pin returns the revision of a moment, so that all reads of the moment see the same state. It also notes how the
@@ -128,24 +114,11 @@ var errNoPast = errors.New("this API server knows nothing of the past, because i
 
 // versions returns versions of an object, newest first, until enough says that there are enough.
 func (t *tool) versions(ctx context.Context, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
-	now, err := t.at("")
-	if err != nil {
-		return nil, err
-	}
-	list, err := now.Versions(ctx, t.namespace, object, query, enough)
+	list, err := t.live.Versions(ctx, t.namespace, object, query, enough)
 	if err == nil && len(list.Items) == 0 {
 		err = fmt.Errorf("no version of '%s' is kept in namespace '%s': check the name and --namespace", object, t.namespace)
 	}
 	return list, err
-}
-
-// listChanges returns the changes, oldest first. No namespace means the whole cluster.
-func (t *tool) listChanges(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
-	now, err := t.at("")
-	if err != nil {
-		return nil, err
-	}
-	return now.Changes(ctx, namespace, which, labels)
 }
 
 // explain adds advice about the next step to an error of the API, or of the connection to the API.

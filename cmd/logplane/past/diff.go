@@ -112,7 +112,7 @@ func (t *tool) diff(ctx context.Context, d diff) error {
 	found := differences{From: from, To: to, Objects: []difference{}}
 	var both [2]*sides.Side
 	for i, revision := range []string{from, to} {
-		if both[i], err = t.at(revision); err != nil {
+		if both[i], err = sides.At(t.config, revision); err != nil {
 			return err
 		}
 	}
@@ -177,7 +177,7 @@ func (t *tool) changedBetween(ctx context.Context, d diff, from, to string) ([]h
 	if to != "" {
 		which["to"] = to
 	}
-	list, err := t.listChanges(ctx, t.scope(d.all), which, d.selector)
+	list, err := t.live.Changes(ctx, t.scope(d.all), which, d.selector)
 	if err != nil {
 		return nil, "", err
 	}

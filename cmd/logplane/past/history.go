@@ -15,6 +15,7 @@ import (
 	"github.com/logplane/logplane/cmd/logplane/printable"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/moment"
+	"github.com/logplane/logplane/internal/sides"
 )
 
 func newHistory() *cobra.Command {
@@ -78,7 +79,7 @@ func (t *tool) show(ctx context.Context, object, moment, output string, managedF
 	if err != nil {
 		return err
 	}
-	then, err := t.at(revision)
+	then, err := sides.At(t.config, revision)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ import (
 // ErrDifferent is the result of a diff that has found differences. The command prints no message for this error.
 var ErrDifferent = errors.New("there are differences")
 
-// tool carries out one command. It is for one goroutine, except for its sides.
+// tool carries out one command. It is for one goroutine, except for its side.
 type tool struct {
 	kubeconfig string
 	overrides  clientcmd.ConfigOverrides
@@ -39,7 +39,7 @@ type tool struct {
 	in         io.Reader
 	out, err   io.Writer
 	said       map[string]bool // the moments whose meaning was printed
-	sides      map[string]*sides.Side
+	live       *sides.Side
 }
 
 // Commands are the package's commands. In a kubectl plug-in they are 'kubectl logplane history' and so on.
@@ -50,7 +50,7 @@ func Commands() []*cobra.Command {
 // command makes a command that reads or writes through the API, with kubectl's flags. The command's writes name the
 // command.
 func command(cmd *cobra.Command, run func(ctx context.Context, t *tool, args []string) error) *cobra.Command {
-	t := &tool{said: map[string]bool{}, sides: map[string]*sides.Side{}}
+	t := &tool{said: map[string]bool{}}
 	cmd.Flags().StringVar(&t.kubeconfig, "kubeconfig", "", "kubeconfig that leads to the API; without it, the one that kubectl uses")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
 	names.CurrentContext.LongName = "context"
@@ -58,11 +58,10 @@ func command(cmd *cobra.Command, run func(ctx context.Context, t *tool, args []s
 	names.ClusterOverrideFlags.APIServer.ShortName = "s"
 	clientcmd.BindOverrideFlags(&t.overrides, cmd.Flags(), names)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		t.in, t.out, t.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 		if err := t.connect(cmd.Name()); err != nil {
 			return err
 		}
-		t.in, t.out, t.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-		t.config.WarningHandler = rest.NewWarningWriter(t.err, rest.WarningWriterOptions{Deduplicate: true})
 		return t.explain(run(cmd.Context(), t, args))
 	}
 	return cmd
@@ -103,9 +102,13 @@ func (t *tool) connect(command string) error {
 	}
 	config.QPS = -1 // the server itself limits requests
 	config.UserAgent = "logplane-" + command
+	config.WarningHandler = rest.NewWarningWriter(t.err, rest.WarningWriterOptions{Deduplicate: true})
 	t.config = config
-	t.namespace, _, err = from.Namespace()
-	return err
+	if t.namespace, _, err = from.Namespace(); err != nil {
+		return err
+	}
+	t.live, err = sides.At(config, "")
+	return t.explain(err)
 }
 
 // terminal returns the file if it is a terminal.

@@ -22,10 +22,6 @@ import (
 // send sends a plan to the server, which carries the plan out unless the request is a dry run.
 func (t *tool) send(ctx context.Context, p history.Plan, dry bool) (history.PlanStatus, error) {
 	p.TypeMeta = metav1.TypeMeta{APIVersion: history.GroupVersion.String(), Kind: "Plan"}
-	now, err := t.at("")
-	if err != nil {
-		return p.Status, err
-	}
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&p)
 	if err != nil {
 		return p.Status, fmt.Errorf("encode the plan: %w", err)
@@ -34,7 +30,7 @@ func (t *tool) send(ctx context.Context, p history.Plan, dry bool) (history.Plan
 	if dry {
 		options.DryRun = []string{metav1.DryRunAll}
 	}
-	made, err := now.Dynamic.Resource(history.GroupVersion.WithResource("plans")).Create(ctx, &unstructured.Unstructured{Object: fields}, options)
+	made, err := t.live.Dynamic.Resource(history.GroupVersion.WithResource("plans")).Create(ctx, &unstructured.Unstructured{Object: fields}, options)
 	if err != nil {
 		return p.Status, err
 	}
