@@ -258,9 +258,7 @@ func folded(object *unstructured.Unstructured, d diff) map[string]any {
 	for i := range owners {
 		owners[i].UID = ""
 	}
-	if len(owners) > 0 {
-		out.SetOwnerReferences(owners)
-	}
+	out.SetOwnerReferences(owners)
 	if !d.managedFields {
 		out.SetManagedFields(nil)
 	}

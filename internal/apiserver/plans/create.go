@@ -295,11 +295,7 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 			references = append(references, r)
 		}
 	}
-	if len(references) == 0 {
-		unstructured.RemoveNestedField(object.Object, "metadata", "ownerReferences")
-	} else {
-		object.SetOwnerReferences(references)
-	}
+	object.SetOwnerReferences(references) // nil removes the field
 	return notes, nil
 }
 

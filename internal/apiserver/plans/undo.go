@@ -437,9 +437,7 @@ func withOwnersOf(live *unstructured.Unstructured, state any) any {
 			owners[i].UID = live.GetOwnerReferences()[j].UID
 		}
 	}
-	if len(owners) > 0 {
-		is.SetOwnerReferences(owners)
-	}
+	is.SetOwnerReferences(owners)
 	return is.Object
 }
 
