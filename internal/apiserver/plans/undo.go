@@ -403,11 +403,16 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 				return outcome{conflict: u.blame(c, r.Conflicts)}
 			}
 			for _, p := range r.Reverted {
-				fields = append(fields, p.String())
+				if name := p.String(); !slices.Contains(fields, name) {
+					fields = append(fields, name)
+				}
 			}
 		}
 	}
-	out := outcome{fields: compact(fields), last: last}
+	if slices.Contains(fields, "") { // the whole object
+		fields = nil
+	}
+	out := outcome{fields: fields, last: last}
 	switch {
 	case reflect.DeepEqual(now, is):
 	case now == any(merge.None{}):
@@ -503,18 +508,4 @@ func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 		}
 	}
 	return said
-}
-
-// compact returns the fields without duplicates. It returns nil if one of the fields is "", which stands for the whole
-// object.
-func compact(all []string) (out []string) {
-	for _, name := range all {
-		if name == "" {
-			return nil
-		}
-		if !slices.Contains(out, name) {
-			out = append(out, name)
-		}
-	}
-	return out
 }
