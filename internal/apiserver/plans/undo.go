@@ -1,6 +1,7 @@
 package plans
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -84,8 +85,11 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 			s.Revisions = append(s.Revisions, c.version.Name)
 		}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return u.write(ctx, one, done) }
-		if s.object = o.wanted; s.object == nil { // if there is a wanted state, it has the owners that the object will have
-			s.object = one.asObject()
+		// A wanted state has the owners that the object will have, and an object that is deleted has its own.
+		if s.object = cmp.Or(o.wanted, live); s.object == nil { // nothing is written
+			s.object = &unstructured.Unstructured{}
+			s.object.SetNamespace(one.object.Namespace)
+			s.object.SetName(one.object.Name)
 		}
 		all = append(all, s)
 	}
@@ -144,23 +148,6 @@ func (p *planner) whyNotMade(object history.Reference, err error) error {
 		return refuse(http.StatusConflict, "it was made meanwhile: 'history' says by whom")
 	}
 	return err
-}
-
-// asObject returns an object with the name and the owners, by which steps are ordered.
-func (u *undoing) asObject() *unstructured.Unstructured {
-	out := &unstructured.Unstructured{Object: map[string]any{}}
-	for _, c := range u.changes {
-		for _, state := range []any{c.before, c.after} {
-			if fields, ok := state.(map[string]any); ok {
-				out.Object = fields
-			}
-		}
-	}
-	if len(out.Object) == 0 {
-		out.SetNamespace(u.object.Namespace)
-		out.SetName(u.object.Name)
-	}
-	return out
 }
 
 // toUndo finds the changes, by object.
