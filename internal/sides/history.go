@@ -30,7 +30,8 @@ func (s *Side) Versions(ctx context.Context, namespace, object string, query url
 	}
 }
 
-// Changes returns the changes, oldest first. No namespace means the whole cluster.
+// Changes returns the changes, oldest first. No namespace means the whole cluster, and a field with an empty value
+// counts as absent (row 73).
 func (s *Side) Changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
 	query := url.Values{"fieldSelector": {which.AsSelector().String()}, "labelSelector": {labels}}
 	var all []history.Change

@@ -72,27 +72,19 @@ func (t *tool) changes(ctx context.Context, c changes) error {
 	case c.follow && c.to != "":
 		return errors.New("--follow goes on for ever, so it has no --to: leave out one of them")
 	}
-	namespace, which := t.scope(c.all), fields.Set{}
-	for field, value := range map[string]string{"object": c.object, "resource": c.resource, "verb": c.verb, "user": c.user, "manager": c.manager} {
-		if value != "" {
-			which[field] = value
+	var err error
+	if c.from != "" {
+		if c.from, err = t.pinBegin(ctx, c.from); err != nil {
+			return fmt.Errorf("--from: %w", err)
 		}
 	}
-	for _, bound := range [][2]string{{"from", c.from}, {"to", c.to}} {
-		field, text := bound[0], bound[1]
-		if text == "" {
-			continue
+	if c.to != "" {
+		if c.to, err = t.pin(ctx, c.to); err != nil {
+			return fmt.Errorf("--to: %w", err)
 		}
-		pin := t.pin
-		if field == "from" {
-			pin = t.pinBegin
-		}
-		revision, err := pin(ctx, text)
-		if err != nil {
-			return fmt.Errorf("--%s: %w", field, err)
-		}
-		which[field] = revision
 	}
+	namespace, which := t.scope(c.all), fields.Set{"from": c.from, "to": c.to, "object": c.object, "resource": c.resource,
+		"verb": c.verb, "user": c.user, "manager": c.manager}
 	list, err := t.live.Changes(ctx, namespace, which, c.labels)
 	if err != nil {
 		return err

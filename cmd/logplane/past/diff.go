@@ -173,11 +173,7 @@ func (t *tool) changedBetween(ctx context.Context, d diff, from, to string) ([]h
 	if from == "" { // both sides are now
 		return nil, "", nil
 	}
-	which := fields.Set{"from": from}
-	if to != "" {
-		which["to"] = to
-	}
-	list, err := t.live.Changes(ctx, t.scope(d.all), which, d.selector)
+	list, err := t.live.Changes(ctx, t.scope(d.all), fields.Set{"from": from, "to": to}, d.selector)
 	if err != nil {
 		return nil, "", err
 	}

@@ -176,14 +176,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 	case u.Revision != "":
 		return nil, apierrors.NewBadRequest("a revision is that of a change of an object: name the object, too")
 	}
-	which := fields.Set{"from": u.Since}
-	if u.Manager != "" {
-		which["manager"] = u.Manager
-	}
-	if u.User != "" {
-		which["user"] = u.User
-	}
-	list, err := u.live.Changes(ctx, u.namespace, which, "")
+	list, err := u.live.Changes(ctx, u.namespace, fields.Set{"from": u.Since, "manager": u.Manager, "user": u.User}, "")
 	if err != nil {
 		return nil, err
 	}
