@@ -32,12 +32,12 @@ func TestBlame(t *testing.T) {
 // TestMasked: a diff of Secrets says which values have changed, but shows no value.
 func TestMasked(t *testing.T) {
 	object := func(text string) map[string]any { return parse(t, text).(map[string]any) }
-	before, after := masked(object(`{data: {same: a, other: b, gone: c}}`), object(`{data: {same: a, other: x, new: y}}`))
-	require.Equal(t, object(`{data: {same: "***", other: "*** (before)", gone: "***"}}`), before)
-	require.Equal(t, object(`{data: {same: "***", other: "*** (after)", new: "***"}}`), after)
-	before, after = masked(nil, object(`{data: {new: y}}`))
-	require.Nil(t, before)
-	require.Equal(t, object(`{data: {new: "***"}}`), after)
+	before, after := object(`{data: {same: a, other: b, gone: c}}`), object(`{data: {same: a, other: x, new: y}}`)
+	require.Equal(t, object(`{data: {same: "***", other: "*** (before)", gone: "***"}}`), masked(before, after, "before"))
+	require.Equal(t, object(`{data: {same: "***", other: "*** (after)", new: "***"}}`), masked(after, before, "after"))
+	require.Equal(t, object(`{data: {same: a, other: x, new: y}}`), after, "the state itself is as it was")
+	require.Nil(t, masked(nil, after, "before"))
+	require.Equal(t, object(`{data: {new: "***"}}`), masked(object(`{data: {new: y}}`), nil, "after"))
 }
 
 func parse(t *testing.T, text string) any {

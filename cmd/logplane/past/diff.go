@@ -282,7 +282,7 @@ func (t *tool) printDifferences(found differences, output string) error {
 	_, coloured := terminal(t.out)
 	for _, one := range found.Objects {
 		if one.Object.Group == "" && one.Object.Resource == "secrets" {
-			one.Before, one.After = masked(one.Before, one.After)
+			one.Before, one.After = masked(one.Before, one.After, "before"), masked(one.After, one.Before, "after")
 		}
 		before, err := linesOf(one.Before)
 		if err != nil {
@@ -305,37 +305,20 @@ func (t *tool) printDifferences(found differences, output string) error {
 	return nil
 }
 
-// masked returns a Secret before and after, without its values. The result shows only which values have changed, so
-// that somebody who also sees the screen learns no value.
-func masked(before, after map[string]any) (map[string]any, map[string]any) {
-	before, after = runtime.DeepCopyJSON(before), runtime.DeepCopyJSON(after)
-	was, _, _ := unstructured.NestedMap(before, "data")
-	is, _, _ := unstructured.NestedMap(after, "data")
-	for name, value := range was {
-		switch other, ok := is[name]; {
-		case ok && reflect.DeepEqual(value, other):
-			was[name], is[name] = "***", "***"
-		case ok:
-			was[name], is[name] = "*** (before)", "*** (after)"
-		default:
-			was[name] = "***"
+// masked returns a Secret without its values, given its other state. The result shows only which values differ, so that
+// somebody who also sees the screen learns no value. 'which' names this state.
+func masked(object, other map[string]any, which string) map[string]any {
+	out := runtime.DeepCopyJSON(object)
+	values, _ := out["data"].(map[string]any)
+	others, _ := other["data"].(map[string]any)
+	for name, value := range values {
+		values[name] = "***"
+		if is, ok := others[name]; ok && !reflect.DeepEqual(value, is) {
+			values[name] = "*** (" + which + ")"
 		}
 	}
-	for name := range is {
-		if _, ok := was[name]; !ok {
-			is[name] = "***"
-		}
-	}
-	if was != nil {
-		before["data"] = was
-	}
-	if is != nil {
-		after["data"] = is
-	}
-	for _, object := range []map[string]any{before, after} { // this annotation also has the values
-		unstructured.RemoveNestedField(object, "metadata", "annotations", corev1.LastAppliedConfigAnnotation)
-	}
-	return before, after
+	unstructured.RemoveNestedField(out, "metadata", "annotations", corev1.LastAppliedConfigAnnotation) // it also has the values
+	return out
 }
 
 // linesOf returns the lines of the object's YAML, or none if there is no object.
