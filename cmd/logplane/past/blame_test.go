@@ -40,6 +40,20 @@ func TestMasked(t *testing.T) {
 	require.Equal(t, object(`{data: {new: "***"}}`), masked(object(`{data: {new: y}}`), nil, "after"))
 }
 
+// TestColoured: a line of a diff has the colour of its kind, and other lines have none.
+func TestColoured(t *testing.T) {
+	for line, want := range map[string]string{
+		"--- configmaps/a\trevision 1": "\x1b[1m--- configmaps/a\trevision 1\x1b[0m\n",
+		"+++ configmaps/a\trevision 2": "\x1b[1m+++ configmaps/a\trevision 2\x1b[0m\n",
+		"@@ -1,3 +1,3 @@":              "\x1b[36m@@ -1,3 +1,3 @@\x1b[0m\n",
+		"-  v: 1":                      "\x1b[31m-  v: 1\x1b[0m\n",
+		"+  v: 2":                      "\x1b[32m+  v: 2\x1b[0m\n",
+		"   kind: ConfigMap":           "   kind: ConfigMap\n",
+	} {
+		require.Equal(t, want, coloured(line+"\n"))
+	}
+}
+
 func parse(t *testing.T, text string) any {
 	t.Helper()
 	var value any

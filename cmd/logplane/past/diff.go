@@ -279,7 +279,7 @@ func (t *tool) printDifferences(found differences, output string) error {
 		}
 		return nil
 	}
-	_, coloured := terminal(t.out)
+	_, colour := terminal(t.out)
 	for _, one := range found.Objects {
 		if one.Object.Group == "" && one.Object.Resource == "secrets" {
 			one.Before, one.After = masked(one.Before, one.After, "before"), masked(one.After, one.Before, "after")
@@ -298,8 +298,11 @@ func (t *tool) printDifferences(found differences, output string) error {
 		if err != nil {
 			return fmt.Errorf("compare %s: %w", name, err)
 		}
-		for line := range strings.Lines(text) {
-			t.diffLine(strings.TrimSuffix(line, "\n"), coloured)
+		for line := range strings.Lines(printable.Lines(text)) {
+			if colour {
+				line = coloured(line)
+			}
+			fmt.Fprint(t.out, line)
 		}
 	}
 	return nil
@@ -333,28 +336,15 @@ func linesOf(object map[string]any) ([]string, error) {
 	return slices.Collect(strings.Lines(string(text))), nil
 }
 
-// diffLine prints a line in the colour for its first characters. It keeps tabs, which the headers have.
-func (t *tool) diffLine(line string, coloured bool) {
-	parts := strings.Split(line, "\t")
-	for i := range parts {
-		parts[i] = printable.Text(parts[i])
+// colours has the escape sequences of lines by the text with which the lines begin; the first such text counts.
+var colours = [][2]string{{"+++", "\x1b[1m"}, {"---", "\x1b[1m"}, {"+", "\x1b[32m"}, {"-", "\x1b[31m"}, {"@@", "\x1b[36m"}}
+
+// coloured returns a line of a diff in its colour.
+func coloured(line string) string {
+	for _, c := range colours {
+		if strings.HasPrefix(line, c[0]) {
+			return c[1] + strings.TrimSuffix(line, "\n") + "\x1b[0m\n"
+		}
 	}
-	line = strings.Join(parts, "\t")
-	colour := ""
-	switch {
-	case !coloured:
-	case strings.HasPrefix(line, "+++"), strings.HasPrefix(line, "---"):
-		colour = "\x1b[1m"
-	case strings.HasPrefix(line, "+"):
-		colour = "\x1b[32m"
-	case strings.HasPrefix(line, "-"):
-		colour = "\x1b[31m"
-	case strings.HasPrefix(line, "@@"):
-		colour = "\x1b[36m"
-	}
-	if colour == "" {
-		fmt.Fprintln(t.out, line)
-		return
-	}
-	fmt.Fprintf(t.out, "%s%s\x1b[0m\n", colour, line)
+	return line
 }

@@ -19,6 +19,9 @@ import (
 // Text returns a text on one line, with escapes.
 func Text(s string) string { return escape(s, hidden, wideYAML) }
 
+// Lines returns a text with escapes, in which line breaks and tabs stay.
+func Lines(s string) string { return escape(s, hiddenInDocument, wideYAML) }
+
 // Error returns an error on one line, even if it joins several errors.
 func Error(err error) string { return Text(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
@@ -48,7 +51,7 @@ func YAML(object any) (string, error) {
 	}
 	text, err := yaml.JSONToYAML(document)
 	if err != nil || bytes.ContainsFunc(text, hiddenInDocument) {
-		return escape(string(document), hiddenInDocument, wideYAML) + "\n", nil
+		return Lines(string(document)) + "\n", nil
 	}
 	return string(text), nil
 }

@@ -17,6 +17,7 @@ const ugly = "a\x1b[2J\u009b31m\r\nb\tc\x7f\u202egnp.exe\u2066\u200b\u2028\ufeff
 
 func TestPrintable(t *testing.T) {
 	require.Equal(t, `a\u001b[2J\u009b31m\u000d\u000ab\u0009c\u007f\u202egnp.exe\u2066\u200b\u2028\ufeff\U000e0001`+"\ufffd", Text(ugly))
+	require.Equal(t, "a\\u001b\n\tb", Lines("a\x1b\n\tb"))
 	require.Equal(t, `naïve 名前 "quoted" \back 🙂`, Text(`naïve 名前 "quoted" \back 🙂`))
 	require.Equal(t, `one; two\u001b`, Error(errors.Join(errors.New("one"), errors.New("two\x1b"))))
 }
