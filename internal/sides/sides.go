@@ -85,8 +85,8 @@ func (s *Side) Read(ctx context.Context, path string, query url.Values, into any
 	return nil
 }
 
-// All yields the objects of a kind, in the namespace or everywhere, ordered by namespace and name. It ends with an
-// error, if any.
+// All yields the objects of a kind, in the namespace or everywhere, ordered by namespace and name. It leaves out
+// objects that are derived from other objects, and ends with an error, if any.
 func (s *Side) All(ctx context.Context, k Kind, namespace string) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		for options := (metav1.ListOptions{Limit: pageSize}); ; {
@@ -96,7 +96,7 @@ func (s *Side) All(ctx context.Context, k Kind, namespace string) iter.Seq2[*uns
 				return
 			}
 			for i := range page.Items {
-				if !yield(&page.Items[i], nil) {
+				if !k.Passes(&page.Items[i]) && !yield(&page.Items[i], nil) {
 					return
 				}
 			}

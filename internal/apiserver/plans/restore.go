@@ -212,9 +212,9 @@ func isAboutKind(err error) bool {
 func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) {
 	list := func(there bool, side *sides.Side) (func() (*unstructured.Unstructured, error, bool), func()) {
 		if !there {
-			side = nil
+			return func() (*unstructured.Unstructured, error, bool) { return nil, nil, false }, func() {}
 		}
-		return iter.Pull2(r.objects(ctx, side, s.kind))
+		return iter.Pull2(side.All(ctx, s.kind, r.namespace))
 	}
 	nextThen, stopThen := list(s.then, r.past)
 	defer stopThen()
@@ -266,20 +266,6 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 		}
 	}
 	return found, err
-}
-
-// objects returns the objects of a kind. It leaves out objects that are derived from other objects.
-func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) iter.Seq2[*unstructured.Unstructured, error] {
-	return func(yield func(*unstructured.Unstructured, error) bool) {
-		if side == nil {
-			return
-		}
-		for object, err := range side.All(ctx, k, r.namespace) {
-			if (err != nil || !k.Passes(object)) && !yield(object, err) {
-				return
-			}
-		}
-	}
 }
 
 // compareNames compares the positions of two objects in a list. nil is the end of the list.
