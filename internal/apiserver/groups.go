@@ -116,16 +116,14 @@ func builtins() []builtin {
 		})},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
 		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
-			transactions := &kubestore.Transactions{Cell: s.config.Cell, Decides: s.decides}
-			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
+			config := history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
 				ReachOf: func(ctx context.Context, a authorizer.Attributes) (history.Reach, error) {
 					r, err := s.reachOf(ctx, a)
 					return r.covers, err
 				},
-				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: transactions},
-				map[string]rest.Storage{"plans": &plans.Storage{Config: plans.Config{
-					Serve: s.serveCaller, Moment: s.momentNamed, Definitions: s.definitions, Transactions: transactions}}}), nil
+				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: &kubestore.Transactions{Cell: s.config.Cell, Decides: s.decides}}
+			return history.NewStorage(config, map[string]rest.Storage{"plans": &plans.Storage{Config: config}}), nil
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}

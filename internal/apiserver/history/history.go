@@ -64,7 +64,7 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// ResourceOf finds the resource of a kind that is served.
 	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
-	// Transactions runs the operations of a transaction and appends their writes.
+	// Transactions runs the operations of a transaction, or the steps of a plan, and appends their writes.
 	Transactions *kubestore.Transactions
 }
 

@@ -32,26 +32,13 @@ import (
 	client "k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/sides"
 )
 
-// Config of plans.
-type Config struct {
-	// Serve serves a request of the context's user in this process.
-	Serve func(*http.Request) (*http.Response, error)
-	// Moment returns the revision that a text such as '2h' names.
-	Moment func(ctx context.Context, text string) (eventlog.Revision, error)
-	// Definitions reads the definitions of custom resources.
-	Definitions *customresources.Reader
-	// Transactions write the steps.
-	Transactions *kubestore.Transactions
-}
-
 // Storage is the registry of plans, which are never stored.
-type Storage struct{ Config }
+type Storage struct{ history.Config }
 
 // Upstream requires these methods of every registry.
 
@@ -62,7 +49,7 @@ func (*Storage) GetSingularName() string { return "plan" }
 
 // planner makes and carries out the plan of one request.
 type planner struct {
-	Config
+	history.Config
 	namespace string // empty for all of the cluster
 	config    *client.Config
 	live      *sides.Side
