@@ -2,15 +2,19 @@ package sides
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"net/url"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
 // Versions returns the versions of an object, newest first, until there are enough: an object that is written every
-// second has more versions than anybody wants to read.
+// second has more versions than anybody wants to read. There is at least one, or the error is NotFound.
 func (s *Side) Versions(ctx context.Context, namespace, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
 	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	all := &history.VersionList{}
@@ -23,8 +27,12 @@ func (s *Side) Versions(ctx context.Context, namespace, object string, query url
 			all.TypeMeta, all.ResourceVersion = page.TypeMeta, page.ResourceVersion
 		}
 		all.Items = append(all.Items, page.Items...)
-		if page.Continue == "" || len(all.Items) > 0 && enough(all.Items) {
+		switch {
+		case len(all.Items) > 0 && (page.Continue == "" || enough(all.Items)):
 			return all, nil
+		case page.Continue == "":
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+				Message: fmt.Sprintf("no version of '%s' is kept in namespace '%s': check the name and the namespace", object, namespace)}}
 		}
 		query.Set("continue", page.Continue)
 	}

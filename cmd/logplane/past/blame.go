@@ -43,7 +43,7 @@ func newBlame() *cobra.Command {
 
 // blame prints an object, and before each line the version that the line is from.
 func (t *tool) blame(ctx context.Context, object string, managedFields, status bool) error {
-	list, err := t.versions(ctx, object, url.Values{"include": {"object"}, "limit": {"50"}}, func(all []history.Version) bool {
+	list, err := t.live.Versions(ctx, t.namespace, object, url.Values{"include": {"object"}, "limit": {"50"}}, func(all []history.Version) bool {
 		return slices.ContainsFunc(all, func(v history.Version) bool { return v.Verb == "create" }) // the versions before are of an earlier object
 	})
 	if err != nil {

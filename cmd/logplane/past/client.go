@@ -112,15 +112,6 @@ const momentLayout = "Mon 2006-01-02 15:04:05 -0700"
 // the past.
 var errNoPast = errors.New("this API server knows nothing of the past, because it is not Logplane, or an older one: check --server or the kubeconfig")
 
-// versions returns versions of an object, newest first, until enough says that there are enough.
-func (t *tool) versions(ctx context.Context, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
-	list, err := t.live.Versions(ctx, t.namespace, object, query, enough)
-	if err == nil && len(list.Items) == 0 {
-		err = fmt.Errorf("no version of '%s' is kept in namespace '%s': check the name and --namespace", object, t.namespace)
-	}
-	return list, err
-}
-
 // explain adds advice about the next step to an error of the API, or of the connection to the API.
 func (t *tool) explain(err error) error {
 	var transport *url.Error

@@ -37,7 +37,7 @@ func (t *tool) history(ctx context.Context, object, output string) error {
 	if err := checkOutput(output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	list, err := t.versions(ctx, object, url.Values{}, func([]history.Version) bool { return false })
+	list, err := t.live.Versions(ctx, t.namespace, object, url.Values{}, func([]history.Version) bool { return false })
 	if err != nil {
 		return err
 	}

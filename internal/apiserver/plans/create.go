@@ -213,12 +213,12 @@ func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstruct
 		return "", nil
 	case of("uid") != string(then.GetUID()): // the uid of an earlier life of this claim, or of an unknown claim
 		was := func(v history.Version) bool { return v.Object.UID == of("uid") }
-		lives, err := p.versions(ctx, claims.String()+"/"+made.GetName(), made.GetNamespace(), url.Values{},
+		lives, err := p.live.Versions(ctx, made.GetNamespace(), claims.String()+"/"+made.GetName(), url.Values{},
 			func(all []history.Version) bool { return slices.ContainsFunc(all, was) })
 		if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
 			return "", err
 		}
-		if !slices.ContainsFunc(lives, was) {
+		if err != nil || !slices.ContainsFunc(lives.Items, was) {
 			return problem(errors.New("this claim never was the one to which it is bound")), nil
 		}
 	}

@@ -29,32 +29,24 @@ func refuse(code int, format string, args ...any) error {
 // contents returns versions of an object with the object's content, newest first, until 'enough' is true. It does not
 // read all versions, because an object that is written every second has too many.
 func (p *planner) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
-	all, err := p.versions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
-	for i := range all {
-		if all[i].Content != nil {
-			p.read += len(all[i].Content.Raw)
+	all, err := p.live.Versions(ctx, namespace, object, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range all.Items {
+		if v.Content != nil {
+			p.read += len(v.Content.Raw)
 		}
 	}
 	if p.read > mostRead {
 		return nil, refuse(http.StatusRequestEntityTooLarge, "the versions to look at have more than %d MiB: "+
 			"name a later moment, one namespace, or one object", mostRead>>20)
 	}
-	return all, err
+	return all.Items, nil
 }
 
 // mostRead bounds the bytes of versions that a request holds.
 const mostRead = 64 << 20
-
-func (p *planner) versions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) ([]history.Version, error) {
-	list, err := p.live.Versions(ctx, namespace, object, query, enough)
-	if err != nil {
-		return nil, err
-	}
-	if len(list.Items) == 0 {
-		return nil, refuse(http.StatusNotFound, "no version of '%s' is kept in namespace '%s': are the names right?", object, namespace)
-	}
-	return list.Items, nil
-}
 
 // servedNow returns the kind of an object in the version in which it was stored. If that version is not served, 'why'
 // says so for people.

@@ -388,15 +388,15 @@ func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstruct
 		return one.then, nil
 	}
 	object := one.kind.GroupResource().String() + "/" + one.then.GetName()
-	versions, err := r.versions(ctx, object, one.then.GetNamespace(), url.Values{"include": {"object"}, "limit": {"1"}},
+	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), object, url.Values{"include": {"object"}, "limit": {"1"}},
 		func([]history.Version) bool { return true })
 	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
 		return nil, err
 	}
-	if err != nil || versions[0].Object.UID != string(one.then.GetUID()) {
+	if err != nil || versions.Items[0].Object.UID != string(one.then.GetUID()) {
 		return one.then, nil
 	}
-	last, err := versions[0].Decoded()
+	last, err := versions.Items[0].Decoded()
 	if err != nil {
 		return one.then, nil
 	}
@@ -408,7 +408,7 @@ func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstruct
 func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error) {
 	object := one.kind.GroupResource().String() + "/" + one.now.GetName()
 	made := func(v history.Version) bool { return v.Verb == "create" }
-	versions, err := r.versions(ctx, object, one.now.GetNamespace(), url.Values{}, func(all []history.Version) bool {
+	versions, err := r.live.Versions(ctx, one.now.GetNamespace(), object, url.Values{}, func(all []history.Version) bool {
 		return slices.ContainsFunc(all, made) // versions come newest first
 	})
 	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
@@ -417,7 +417,7 @@ func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error)
 	if err != nil {
 		return "whether it came later: " + reason(err), nil
 	}
-	if i := slices.IndexFunc(versions, made); i < 0 || !history.IsAfter(versions[i].Name, r.status.Revision) {
+	if i := slices.IndexFunc(versions.Items, made); i < 0 || !history.IsAfter(versions.Items[i].Name, r.status.Revision) {
 		return "what it was is not kept, and it may have been there: it is left alone", nil
 	}
 	return "", nil

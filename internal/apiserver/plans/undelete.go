@@ -17,12 +17,12 @@ type undelete struct {
 }
 
 func (u *undelete) compute(ctx context.Context) ([]*step, error) {
-	versions, err := u.versions(ctx, u.Object, u.namespace, url.Values{"include": {"object"}, "limit": {"1"}},
+	versions, err := u.live.Versions(ctx, u.namespace, u.Object, url.Values{"include": {"object"}, "limit": {"1"}},
 		func([]history.Version) bool { return true })
 	if err != nil {
 		return nil, err
 	}
-	last := &versions[0]
+	last := &versions.Items[0]
 	content, err := last.Decoded()
 	if err != nil {
 		return nil, refuse(http.StatusGone, "%s", err.Error())
