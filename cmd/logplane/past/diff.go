@@ -204,8 +204,8 @@ func (t *tool) compare(ctx context.Context, d diff, object history.Reference, bo
 			*place = folded(found, d)
 		}
 	}
-	if one.Patch, err = history.PatchBetween(one.Before, one.After); err != nil || len(one.Patch) == 0 {
-		return nil, err
+	if one.Patch = history.PatchBetween(one.Before, one.After); len(one.Patch) == 0 {
+		return nil, nil
 	}
 	return one, nil
 }

@@ -284,7 +284,7 @@ func only(fields map[string]any, names []string) map[string]any {
 	return out
 }
 
-// encoded returns a value as a map key. A number has the same text in JSON whatever its Go type.
+// encoded returns a value as JSON. A number has the same text in JSON whatever its Go type.
 func encoded(value any) string {
 	text, _ := json.Marshal(value) // every value in an object can be encoded
 	return string(text)

@@ -1,7 +1,6 @@
 package history
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -22,7 +20,6 @@ const mostOperations = 200
 type difference struct {
 	operations []Operation
 	changed    []string
-	err        error
 	// skipped are fields that are not compared.
 	skipped []string
 	// most is how many operations there may be; cut says that more would be needed.
@@ -30,16 +27,9 @@ type difference struct {
 	cut  bool
 }
 
-// compare returns the difference between two versions, without the fields that the server keeps for itself.
-func compare(before, after *unstructured.Unstructured) difference {
-	d := difference{skipped: kept, most: mostOperations}
-	d.values("", before.Object, after.Object)
-	return d
-}
-
 // PatchBetween returns the whole difference between two objects as a JSON patch, with the fields that the server keeps
 // for itself. An absent object is nil.
-func PatchBetween(before, after map[string]any) ([]Operation, error) {
+func PatchBetween(before, after map[string]any) []Operation {
 	d := difference{most: math.MaxInt}
 	switch {
 	case before == nil && after == nil:
@@ -50,7 +40,7 @@ func PatchBetween(before, after map[string]any) ([]Operation, error) {
 	default:
 		d.values("", before, after)
 	}
-	return d.operations, d.err
+	return d.operations
 }
 
 // kept are fields that the server keeps for itself. They change with every write.
@@ -131,12 +121,7 @@ func (d *difference) add(op, at string, value any) {
 	}
 	o := Operation{Op: op, Path: at}
 	if op != "remove" {
-		encoded, err := json.Marshal(value)
-		if err != nil {
-			d.err, d.cut = fmt.Errorf("encode a difference: %w", err), true
-			return
-		}
-		o.Value = &runtime.RawExtension{Raw: encoded}
+		o.Value = &runtime.RawExtension{Raw: []byte(encoded(value))}
 	}
 	d.operations, d.changed = append(d.operations, o), append(d.changed, readable(at))
 }

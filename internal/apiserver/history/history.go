@@ -704,10 +704,8 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 		v.Manager = managerOf(was, is)
 	}
 	if is != nil && was != nil {
-		d := compare(was, is)
-		if d.err != nil {
-			return nil, nil, d.err
-		}
+		d := difference{skipped: kept, most: mostOperations}
+		d.values("", was.Object, is.Object)
 		v.Patch, v.Changed = d.operations, d.changed
 		if d.cut {
 			v.Patch, v.PatchOmitted = nil, true
@@ -715,12 +713,8 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	}
 	size = 0
 	if q.content {
-		encoded, err := shown.MarshalJSON()
-		if err != nil {
-			return nil, nil, fmt.Errorf("encode revision %d: %w", row.Revision, err)
-		}
-		v.Content = &runtime.RawExtension{Raw: encoded}
-		size = len(encoded)
+		v.Content = &runtime.RawExtension{Raw: []byte(encoded(shown.Object))}
+		size = len(v.Content.Raw)
 	}
 	for _, o := range v.Patch {
 		size += 64 + len(o.Path)
