@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
@@ -22,6 +19,8 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -121,7 +120,7 @@ func resourceOf(row projection.Row) schema.GroupResource {
 // already owns. If no entry tells, the writer is the manager that owns a field whose value has changed: any other owner
 // would have lost that field.
 func managerOf(before, after *unstructured.Unstructured) string {
-	known := map[managed]metav1.ManagedFieldsEntry{}
+	known := map[metav1.ManagedFieldsEntry]metav1.ManagedFieldsEntry{}
 	if before != nil {
 		for _, entry := range before.GetManagedFields() {
 			known[identityOf(entry)] = entry
@@ -137,151 +136,100 @@ func managerOf(before, after *unstructured.Unstructured) string {
 	if changed.Manager != "" || before == nil {
 		return changed.Manager
 	}
-	all := map[string]any{}
+	all := &fieldpath.Set{}
 	for _, entry := range slices.Concat(before.GetManagedFields(), after.GetManagedFields()) {
-		merge(all, fieldsOf(entry))
+		fieldsOf(entry).Iterate(all.Insert)
 	}
 	for _, entry := range after.GetManagedFields() {
-		if differs(fieldsOf(entry), all, before.Object, after.Object) {
+		if all.Empty() || differs(fieldsOf(entry), all, before.Object, after.Object) {
 			return entry.Manager
 		}
 	}
 	return ""
 }
 
-// managed tells entries of managed fields apart.
-type managed struct {
-	manager, subresource, version string
-	operation                     metav1.ManagedFieldsOperationType
+// identityOf returns the part of an entry that tells entries apart.
+func identityOf(e metav1.ManagedFieldsEntry) metav1.ManagedFieldsEntry {
+	e.Time, e.FieldsV1 = nil, nil
+	return e
 }
 
-func identityOf(e metav1.ManagedFieldsEntry) managed {
-	return managed{e.Manager, e.Subresource, e.APIVersion, e.Operation}
-}
-
-// fieldsOf returns the fields that an entry owns, nil if they cannot be read.
-func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
-	var all map[string]any
-	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &all) != nil {
-		return nil
+// fieldsOf returns the fields that an entry owns, none if they cannot be read.
+func fieldsOf(e metav1.ManagedFieldsEntry) *fieldpath.Set {
+	fields := &fieldpath.Set{}
+	if fields.FromJSON(e.FieldsV1.GetRawReader()) != nil {
+		return &fieldpath.Set{}
 	}
-	return all
+	return fields
 }
 
 // gained says whether an entry has fields now that the entry before did not have.
 func gained(before, after metav1.ManagedFieldsEntry) bool {
-	if before.FieldsV1 != nil && after.FieldsV1 != nil && before.FieldsV1.GetRawString() == after.FieldsV1.GetRawString() {
+	if before.FieldsV1.GetRawString() == after.FieldsV1.GetRawString() {
 		return false
 	}
-	return hasMore(fieldsOf(before), fieldsOf(after))
-}
-
-func hasMore(before, after map[string]any) bool {
-	for name, value := range after {
-		was, ok := before[name]
-		if !ok {
-			return true
-		}
-		below, _ := value.(map[string]any)
-		if wasBelow, _ := was.(map[string]any); hasMore(wasBelow, below) {
-			return true
-		}
-	}
-	return false
+	return !fieldsOf(after).Difference(fieldsOf(before)).Empty()
 }
 
 func newer(a, b metav1.ManagedFieldsEntry) bool {
 	return a.Time != nil && (b.Time == nil || b.Time.Before(a.Time))
 }
 
-// merge adds the given fields to 'all'.
-func merge(all, fields map[string]any) {
-	for step, value := range fields {
-		below, _ := all[step].(map[string]any)
-		if below == nil {
-			below = map[string]any{}
-			all[step] = below
-		}
-		more, _ := value.(map[string]any)
-		merge(below, more)
-	}
-}
-
 // differs says whether one of the fields has changed. An absent value is nil. If managers own parts of a value, the
 // owner of the value itself owns only the value's existence. Otherwise that owner owns the whole value.
-func differs(fields, all map[string]any, was, is any) bool {
-	if reflect.DeepEqual(was, is) {
-		return false
-	}
-	_, itself := fields["."]
-	if len(all) == 0 || (itself || len(fields) == 0) && (was == nil) != (is == nil) {
-		return true
-	}
+func differs(fields, all *fieldpath.Set, was, is any) bool {
 	old, now := within(was), within(is)
-	for step, value := range fields {
-		below, _ := value.(map[string]any)
-		of, _ := all[step].(map[string]any)
-		if step != "." && differs(below, of, old(step), now(step)) {
+	for step := range fields.Members.All() {
+		_, parts := all.Children.Get(step)
+		before, after := old(step), now(step)
+		if (before == nil) != (after == nil) || !parts && !reflect.DeepEqual(before, after) {
 			return true
 		}
 	}
-	return false
+	changed := false
+	for step := range fields.Children.All() { // All does not let a loop end early
+		below, _ := fields.Children.Get(step)
+		of, _ := all.Children.Get(step)
+		changed = changed || differs(below, of, old(step), now(step))
+	}
+	return changed
 }
 
 // within returns a function that finds a part of a value by its step in managed fields: a field, or an item by its
 // keys, its value or its index.
-func within(value any) func(step string) any {
-	list, _ := value.([]any)
-	var keys []string
-	var byKeys, byValue map[string]any
-	return func(step string) any {
-		how, name, _ := strings.Cut(step, ":")
-		switch how {
-		case "f":
-			fields, _ := value.(map[string]any)
-			return fields[name]
-		case "k":
-			var wanted map[string]any
-			if json.Unmarshal([]byte(name), &wanted) != nil {
-				return nil
-			}
-			if byKeys == nil { // all items of one list have the same key names
-				keys, byKeys = slices.Collect(maps.Keys(wanted)), map[string]any{}
-				for _, item := range list {
-					if fields, ok := item.(map[string]any); ok {
-						byKeys[encoded(only(fields, keys))] = item
+func within(parent any) func(fieldpath.PathElement) any {
+	fields, _ := parent.(map[string]any)
+	list, _ := parent.([]any)
+	var items map[string]any // all steps to the items of one list have the same key names, or none
+	return func(step fieldpath.PathElement) any {
+		switch {
+		case step.FieldName != nil:
+			return fields[*step.FieldName]
+		case step.Index != nil && *step.Index >= 0 && *step.Index < len(list):
+			return list[*step.Index]
+		case items == nil:
+			items = map[string]any{}
+			for _, item := range list {
+				like := fieldpath.ValueElement(value.NewValueInterface(item))
+				if step.Key != nil {
+					of, _ := item.(map[string]any)
+					keys := slices.Clone(*step.Key)
+					for i := range keys {
+						keys[i].Value = value.NewValueInterface(of[keys[i].Name])
 					}
+					like = fieldpath.KeyElement(keys...)
 				}
-			}
-			return byKeys[encoded(wanted)]
-		case "v":
-			if byValue == nil {
-				byValue = map[string]any{}
-				for _, item := range list {
-					byValue[encoded(item)] = item
-				}
-			}
-			var wanted any
-			if json.Unmarshal([]byte(name), &wanted) != nil {
-				return nil
-			}
-			return byValue[encoded(wanted)]
-		case "i":
-			i, err := strconv.Atoi(name)
-			if err == nil && i >= 0 && i < len(list) {
-				return list[i]
+				items[textOf(like)] = item
 			}
 		}
-		return nil
+		return items[textOf(step)]
 	}
 }
 
-func only(fields map[string]any, names []string) map[string]any {
-	out := map[string]any{}
-	for _, name := range names {
-		out[name] = fields[name]
-	}
-	return out
+// textOf returns a step as a map key. A number has the same text whatever its Go type.
+func textOf(step fieldpath.PathElement) string {
+	text, _ := fieldpath.SerializePathElement(step) // every step can be serialized
+	return text
 }
 
 // encoded returns a value as JSON. A number has the same text in JSON whatever its Go type.
