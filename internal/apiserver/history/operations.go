@@ -103,7 +103,7 @@ func (r *transactions) call(op *TransactionOperation, query url.Values, at *fiel
 	case "patch":
 		fault = c.patch(op, at)
 	case "delete":
-		fault = c.delete(op, at)
+		c.delete(op)
 	default:
 		fault = field.NotSupported(at.Child("verb"), op.Verb, operations)
 	}
@@ -180,26 +180,12 @@ func requires(kind types.PatchType, patch []byte) bool {
 }
 
 // delete makes the request that deletes an object.
-func (c *call) delete(op *TransactionOperation, at *field.Path) *field.Error {
-	options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}}
-	if op.PropagationPolicy != "" {
-		options.PropagationPolicy = (*metav1.DeletionPropagation)(&op.PropagationPolicy)
-	}
-	if c.guarded {
-		options.Preconditions = &metav1.Preconditions{}
-		if uid := types.UID(op.Precondition.UID); uid != "" {
-			options.Preconditions.UID = &uid
-		}
-		if op.Precondition.ResourceVersion != "" {
-			options.Preconditions.ResourceVersion = &op.Precondition.ResourceVersion
-		}
-	}
-	body, err := json.Marshal(options)
-	if err != nil {
-		return field.InternalError(at, err)
-	}
-	c.method, c.body = http.MethodDelete, body
-	return nil
+func (c *call) delete(op *TransactionOperation) {
+	c.method, c.body = http.MethodDelete, []byte(encoded(struct { // of metav1.DeleteOptions
+		metav1.TypeMeta   `json:",inline"`
+		PropagationPolicy string                   `json:"propagationPolicy,omitempty"`
+		Preconditions     *TransactionPrecondition `json:"preconditions,omitempty"`
+	}{metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, op.PropagationPolicy, op.Precondition}))
 }
 
 // require writes the precondition into the object or the patch, where upstream looks for it.
