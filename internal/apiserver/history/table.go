@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apiserver/pkg/registry/rest"
 )
 
 // table prints versions. If 'of' is set, as it is for changes, it also prints the object of each version.
@@ -20,51 +22,37 @@ type table struct{ of bool }
 // shown is how many changed fields a row names at most.
 const shown = 4
 
-// ConvertToTable implements rest.TableConvertor.
-func (t table) ConvertToTable(_ context.Context, object runtime.Object, options runtime.Object) (*metav1.Table, error) {
-	var items []Version
-	out := &metav1.Table{}
-	switch o := object.(type) {
-	case *VersionList:
-		items = o.Items
-		out.ResourceVersion, out.Continue = o.ResourceVersion, o.Continue
-	case *ChangeList:
-		for i := range o.Items {
-			items = append(items, o.Items[i].Version)
-		}
-		out.ResourceVersion, out.Continue = o.ResourceVersion, o.Continue
-	case *Version:
-		items = []Version{*o}
-		out.ResourceVersion = o.Name
-	case *Change:
-		items = []Version{o.Version}
-		out.ResourceVersion = o.ResourceVersion
-	default:
-		return nil, fmt.Errorf("%T is not a version", object)
+// ConvertToTable implements rest.TableConvertor. It replaces the columns of upstream's table.
+func (t table) ConvertToTable(ctx context.Context, object, options runtime.Object) (*metav1.Table, error) {
+	out, err := rest.NewDefaultTableConvertor(schema.GroupResource{}).ConvertToTable(ctx, object, options)
+	if err != nil {
+		return nil, err
 	}
-	if o, ok := options.(*metav1.TableOptions); !ok || !o.NoHeaders {
-		column := func(name, kind, description string) {
-			out.ColumnDefinitions = append(out.ColumnDefinitions, metav1.TableColumnDefinition{Name: name, Type: kind, Description: description})
+	if len(out.ColumnDefinitions) > 0 { // the client wants headers
+		out.ColumnDefinitions = []metav1.TableColumnDefinition{
+			{Name: "Revision", Type: "string", Description: "The revision that the version had as its resourceVersion."},
+			{Name: "Age", Type: "string", Description: "How long ago it was written."},
+			{Name: "User", Type: "string", Description: "Who wrote it."},
+			{Name: "Verb", Type: "string", Description: "What was done."},
+			{Name: "Object", Type: "string", Description: "Whose version it is."},
+			{Name: "Changed", Type: "string", Description: "The fields that have changed."},
 		}
-		column("Revision", "string", "The revision that the version had as its resourceVersion.")
-		column("Age", "string", "How long ago it was written.")
-		column("User", "string", "Who wrote it.")
-		column("Verb", "string", "What was done.")
-		if t.of {
-			column("Object", "string", "Whose version it is.")
+		if !t.of {
+			out.ColumnDefinitions = slices.Delete(out.ColumnDefinitions, 4, 5) // Object
 		}
-		column("Changed", "string", "The fields that have changed.")
 	}
-	for i := range items {
-		v := &items[i]
-		cells := []any{v.Name, duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), v.Author(), v.Verb}
-		if t.of {
-			cells = append(cells, v.Object.String())
+	for i := range out.Rows {
+		row := &out.Rows[i]
+		v := row.Object.Object.(interface{ version() *Version }).version()
+		row.Cells = []any{v.Name, duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), v.Author(), v.Verb, v.Object.String(), v.Summary()}
+		if !t.of {
+			row.Cells = slices.Delete(row.Cells, 4, 5)
 		}
-		out.Rows = append(out.Rows, metav1.TableRow{Cells: append(cells, v.Summary()), Object: runtime.RawExtension{Object: v}})
 	}
 	return out, nil
 }
+
+func (v *Version) version() *Version { return v }
 
 // String is the name of the object as a client writes it.
 func (r Reference) String() string {
