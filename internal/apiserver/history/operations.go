@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/conversion/queryparams"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -73,15 +74,10 @@ func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]c
 // queryOf returns the part of the transaction's query that each operation's request gets. It leaves out dryRun, since
 // the next operation would not see the writes of a dry run.
 func queryOf(o *metav1.CreateOptions) url.Values {
-	query := url.Values{}
 	if o == nil {
-		return query
+		return url.Values{}
 	}
-	for name, value := range map[string]string{"fieldManager": o.FieldManager, "fieldValidation": o.FieldValidation} {
-		if value != "" {
-			query.Set(name, value)
-		}
-	}
+	query, _ := queryparams.Convert(&metav1.CreateOptions{FieldManager: o.FieldManager, FieldValidation: o.FieldValidation})
 	return query
 }
 
