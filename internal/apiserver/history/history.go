@@ -252,18 +252,8 @@ func (q *question) mayWant(row *projection.Row) bool {
 
 // wants says whether a version is selected. mayWant must be true of the version's row.
 func (q *question) wants(v *Version, objects ...labels.Set) bool {
-	if q.manager != "" && q.manager != v.Manager {
-		return false
-	}
-	if q.labels.Empty() {
-		return true
-	}
-	for _, set := range objects {
-		if q.labels.Matches(set) {
-			return true
-		}
-	}
-	return false
+	return (q.manager == "" || q.manager == v.Manager) &&
+		(q.labels.Empty() || slices.ContainsFunc(objects, func(set labels.Set) bool { return q.labels.Matches(set) }))
 }
 
 // head is the revision up to which a request reads.
