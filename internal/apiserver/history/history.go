@@ -674,7 +674,16 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	if err := page.spend(ctx, size); err != nil {
 		return nil, nil, err
 	}
-	was, is, err := s.both(ctx, page, row, before)
+	var was, is *unstructured.Unstructured
+	switch {
+	case before != nil:
+		was, err = s.decode(ctx, page, *before)
+	case row.Deleted && len(row.Value) > 0: // the event has the last state
+		was, err = s.decode(ctx, page, row)
+	}
+	if err == nil && !row.Deleted {
+		is, err = s.decode(ctx, page, row)
+	}
 	if err != nil {
 		v.Unreadable = err.Error()
 		return v, nil, ctx.Err()
@@ -713,20 +722,6 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 		}
 	}
 	return v, sets, page.spend(ctx, size)
-}
-
-// both decodes the previous version and the row's version. For a deletion it returns only the last state, as 'was'.
-func (s *store) both(ctx context.Context, page *page, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
-	switch {
-	case before != nil:
-		was, err = s.decode(ctx, page, *before)
-	case row.Deleted && len(row.Value) > 0: // the event has the last state
-		was, err = s.decode(ctx, page, row)
-	}
-	if err == nil && !row.Deleted {
-		is, err = s.decode(ctx, page, row)
-	}
-	return was, is, err
 }
 
 // before returns the version that the row replaced, nil if the row replaced no version, or if that version is no longer

@@ -67,7 +67,7 @@ func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (boo
 	}
 	key := s.Stores.Key(customresources.Resource, "", of.String())
 	var rows []projection.Row
-	looking := &page{}
+	looking := &page{schemas: schemas{}}
 	for below := head + 1; below > 0 && len(rows) == 0 && !looking.full(); {
 		rows, below, err = s.Cell.Projection.Versions(ctx, key.RowKey(), below, 1, looking.looked(ctx))
 		if looking.failed != nil {
@@ -83,18 +83,14 @@ func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (boo
 	if len(rows) == 0 {
 		return true, nil
 	}
-	row := rows[0]
-	before, err := s.before(ctx, looking, &Version{}, row, nil)
+	v, _, err := s.describe(ctx, &question{content: true}, looking, rows[0], nil)
 	if err != nil {
 		return false, err
 	}
-	was, is, err := s.both(ctx, &page{schemas: schemas{}}, row, before)
-	if is == nil {
-		is = was
+	definition, err := v.Decoded()
+	if err != nil {
+		return true, nil
 	}
-	if err != nil || is == nil {
-		return true, ctx.Err()
-	}
-	scope, _, _ := unstructured.NestedString(is.Object, "spec", "scope")
+	scope, _, _ := unstructured.NestedString(definition.Object, "spec", "scope")
 	return scope != string(apiextensionsv1.ClusterScoped), nil
 }
