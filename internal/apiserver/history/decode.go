@@ -30,7 +30,7 @@ import (
 
 // decode returns the object of a row as clients see it: in the version in which it is stored, with today's defaults.
 func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*unstructured.Unstructured, error) {
-	resource := resourceOf(row)
+	resource := schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}
 	transformer := s.Stores.Transformer(resource)
 	plain, err := kubestore.Plain(ctx, transformer, row)
 	if err != nil {
@@ -43,14 +43,9 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 		if err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
 		}
-		typed, err := scheme.ConvertToVersion(internal, kind.GroupVersion())
-		if err != nil {
+		if err := scheme.Convert(internal, object, kind.GroupVersion()); err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
 		}
-		if object.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(typed); err != nil {
-			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
-		}
-		object.SetGroupVersionKind(*kind)
 	} else {
 		if _, _, err := resources.CustomCodec().Decode(plain, nil, object); err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
@@ -106,10 +101,6 @@ func SchemeOf(group string) (*runtime.Scheme, serializer.CodecFactory) {
 		return aggregatorscheme.Scheme, aggregatorscheme.Codecs
 	}
 	return legacyscheme.Scheme, legacyscheme.Codecs
-}
-
-func resourceOf(row projection.Row) schema.GroupResource {
-	return schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}
 }
 
 // managerOf returns the field manager that wrote the version 'after', empty if the managed fields do not tell. The
