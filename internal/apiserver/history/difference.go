@@ -2,13 +2,13 @@ package history
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"reflect"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // mostOperations is how many operations the patch of a version may have. An object with more changes is better read as
@@ -68,14 +68,7 @@ func (d *difference) values(at string, a, b any) {
 }
 
 func (d *difference) fields(at string, before, after map[string]any) {
-	names := slices.Collect(maps.Keys(before))
-	for name := range after {
-		if _, both := before[name]; !both {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range sets.List(sets.KeySet(before).Union(sets.KeySet(after))) {
 		below := at + "/" + escape.Replace(name)
 		if slices.Contains(d.skipped, below) {
 			continue
