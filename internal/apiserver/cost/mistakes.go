@@ -20,35 +20,28 @@ const maxMistakes = 100
 // of upstream. These stores belong to some status subresources, which only controllers write.
 func BoundMistakes(storage rest.Storage) {
 	for _, store := range resources.StoresIn(storage) {
-		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // otherwise done for another version
-			store.CreateStrategy = fewMistakesOnCreate{resources.CreateStrategyOf(store.CreateStrategy)}
+		if _, done := store.CreateStrategy.(resources.CreateStrategy); !done && store.CreateStrategy != nil { // otherwise done for another version
+			of := resources.CreateStrategyOf(store.CreateStrategy)
+			store.CreateStrategy = resources.CreateStrategy{RESTCreateStrategy: of, DeclarativeValidationStrategy: few{of}}
 		}
-		if _, done := store.UpdateStrategy.(fewMistakesOnUpdate); !done && store.UpdateStrategy != nil {
-			store.UpdateStrategy = fewMistakesOnUpdate{resources.UpdateStrategyOf(store.UpdateStrategy)}
+		if _, done := store.UpdateStrategy.(resources.UpdateStrategy); !done && store.UpdateStrategy != nil {
+			of := resources.UpdateStrategyOf(store.UpdateStrategy)
+			store.UpdateStrategy = resources.UpdateStrategy{RESTUpdateStrategy: of, DeclarativeValidationStrategy: few{of}}
 		}
 	}
 }
 
-type fewMistakesOnCreate struct{ resources.CreateStrategy }
-
-// ValidateDeclaratively implements rest.DeclarativeValidationStrategy. It gets the mistakes that Validate has found.
-func (s fewMistakesOnCreate) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
-	return declareFew(ctx, s.CreateStrategy, obj, old, errs, op, c)
+// few looks for no further mistakes if there are too many already, because upstream compares each mistake with all
+// others.
+type few struct {
+	rest.DeclarativeValidationStrategy
 }
 
-type fewMistakesOnUpdate struct{ resources.UpdateStrategy }
-
-// ValidateDeclaratively implements rest.DeclarativeValidationStrategy. It gets the mistakes that ValidateUpdate has
-// found.
-func (s fewMistakesOnUpdate) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
-	return declareFew(ctx, s.UpdateStrategy, obj, old, errs, op, c)
-}
-
-// declareFew looks for no further mistakes if there are too many already, because upstream compares each mistake with
-// all others.
-func declareFew(ctx context.Context, of rest.DeclarativeValidationStrategy, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
+// ValidateDeclaratively implements rest.DeclarativeValidationStrategy. It gets the mistakes that Validate or
+// ValidateUpdate has found.
+func (f few) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, op operation.Type, c rest.DeclarativeValidationConfig) field.ErrorList {
 	if len(errs) <= maxMistakes {
-		errs = of.ValidateDeclaratively(ctx, obj, old, errs, op, c)
+		errs = f.DeclarativeValidationStrategy.ValidateDeclaratively(ctx, obj, old, errs, op, c)
 	}
 	return fewMistakes(errs)
 }
