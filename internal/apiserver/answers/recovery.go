@@ -60,10 +60,20 @@ func panicStatus(ctx context.Context, reason any, stack string) error {
 	return apierrors.NewInternalError(errors.New("the request failed unexpectedly; the server's log has the reason under the Audit-Id of this response"))
 }
 
-// Panicked logs a request that panicked, and records it for an audit.
+// Panicked logs a request that panicked, and records the panic for an audit. Upstream's filter would record the panic,
+// but WithRecovery catches the panic and answers before the panic reaches that filter. So the record of the panic comes
+// before the record of the answer.
 func Panicked(logger *slog.Logger, r *http.Request, reason any) {
 	logPanic(logger, r, reason)
-	recordPanic(r.Context(), reason)
+	event := audit.AuditContextFrom(r.Context())
+	if !event.Enabled() {
+		return
+	}
+	event.SetEventResponseStatus(&metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
+		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // in the words of upstream's filter
+	})
+	event.ProcessEventStage(r.Context(), auditinternal.StagePanic)
 }
 
 func logPanic(logger *slog.Logger, r *http.Request, reason any) {
@@ -93,19 +103,4 @@ func WithLog(h http.Handler, logger *slog.Logger) http.Handler {
 		}()
 		h.ServeHTTP(wrapped, r)
 	})
-}
-
-// recordPanic records that a request panicked. Upstream's filter would record the panic, but WithRecovery catches the
-// panic and answers before the panic reaches that filter. So the record of the panic comes before the record of the
-// answer.
-func recordPanic(ctx context.Context, reason any) {
-	event := audit.AuditContextFrom(ctx)
-	if !event.Enabled() {
-		return
-	}
-	event.SetEventResponseStatus(&metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
-		Message: fmt.Sprintf("APIServer panic'd: %v", reason), // in the words of upstream's filter
-	})
-	event.ProcessEventStage(ctx, auditinternal.StagePanic)
 }
