@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -128,18 +127,6 @@ func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string
 // error of the server.
 func takesAway(r *http.Request, message string) bool {
 	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
-}
-
-// judging are the parts of upstream that use only a client's body and the object that the body replaces.
-var judging = []string{
-	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
-	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
-}
-
-// wasJudging reports, from the stack of a panic, whether upstream panicked while it examined the body that a client
-// sent.
-func wasJudging(stack string) bool {
-	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
 
 type correctionKey struct{}
