@@ -50,7 +50,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	case path == "/metrics" && r.Method == http.MethodGet:
 		metricsHandler.ServeHTTP(w, r)
 	default:
-		answers.Fail(w, r, answers.NotServed(r))
+		answers.Unknown.ServeHTTP(w, r)
 	}
 }
 

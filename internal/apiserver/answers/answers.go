@@ -33,14 +33,6 @@ func Fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(kubestore.Answer(r.Context(), err), Codecs(), version, w, r)
 }
 
-// NotServed is upstream's answer to a path that no handler serves.
-func NotServed(r *http.Request) error {
-	if requests.DescribesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
-		return MethodNotAllowed(r)
-	}
-	return Nowhere(r)
-}
-
 // Nowhere is upstream's answer to a path at which nothing exists.
 func Nowhere(r *http.Request) error {
 	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
@@ -68,8 +60,14 @@ func Unfit(message string) error {
 	return err
 }
 
-// Unknown answers a request for a path that nothing serves.
-var Unknown = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { Fail(w, r, NotServed(r)) })
+// Unknown answers a request for a path that nothing serves, as upstream does.
+var Unknown = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	if requests.DescribesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
+		Fail(w, r, MethodNotAllowed(r))
+		return
+	}
+	Fail(w, r, Nowhere(r))
+})
 
 // Codecs encode the answers of upstream's filters, in every representation.
 var Codecs = sync.OnceValue(func() serializer.CodecFactory {
