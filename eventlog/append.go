@@ -85,9 +85,6 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	if len(msgs) > 1 && !stillOpen(err) {
 		l.ended.Add(1)
 	}
-	if errors.Is(err, ErrConflict) { // an event that a precondition names may have left the log
-		l.knowStart(start{})
-	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}

@@ -131,12 +131,13 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	l.mu.Lock()
 	known := l.start
 	l.mu.Unlock()
+	fresh := Elapsed(known.asked) < startAge
 	acknowledged := make(chan struct{})
 	var leader string
 	var failed error
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		if Elapsed(known.asked) < startAge {
+		if fresh {
 			select {
 			case <-acknowledged:
 				return
@@ -145,15 +146,18 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 		}
 		var s state
 		s, failed = l.info(ctx)
-		known.revision, leader = s.First, s.leader
+		leader = s.leader
+		if !fresh {
+			known.revision = s.First
+		}
 	})
 	head, err := l.publishBarrier(ctx, nil, nil)
 	close(acknowledged)
 	asking.Wait() // bounded by ctx
 	switch {
-	case err == nil:
+	case err == nil && !fresh:
 		err = failed
-	case leader != "": // this happened when two of three servers restarted under load
+	case err != nil && leader != "": // this happened when two of three servers restarted under load
 		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
 			leader, l.config.Stream, err)
 	}

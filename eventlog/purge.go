@@ -87,6 +87,7 @@ func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	if l.replicated() {
+		l.knowStart(start{}) // the operator sees the bounds as they are
 		b, err = l.barrier(ctx)
 	} else {
 		b, err = l.learn(ctx, 0)

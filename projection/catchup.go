@@ -28,8 +28,8 @@ const (
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
-	// electionTime is less than the time that a server of the log waits for its leader before it lets another be
-	// elected.
+	// electionTime is less than the 4 s that a server of the log waits for a leader that it has lost before it asks the
+	// others for their votes.
 	electionTime = time.Second
 	// spareTime bounds a read of the root that a request can do without.
 	spareTime = time.Second
@@ -41,7 +41,7 @@ const (
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
 // time commits once, within 5 s (relieve). Config.ReadOnly forbids such a commit.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
-	v, err := p.catchUp(ctx, func(*View) bool { return false }, false)
+	v, err := p.catchUp(ctx, func(*View) bool { return false })
 	if err != nil {
 		return nil, unread(err)
 	}
@@ -77,7 +77,7 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 //
 // For a fence, a view of the events before an unreadable event is enough.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
-	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes }, true)
+	v, err := p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
 	if before := p.view.Load(); p.givesUp.Load() && before != nil && errors.Is(err, eventlog.ErrNowhere) {
 		return before, nil
 	}
@@ -85,8 +85,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 }
 
 // catchUp returns a view that is not older than the log's head, or that satisfies enough. One caller reads for all
-// callers that wait. A commit needs all events, the barriers of this process too.
-func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool, all bool) (*View, error) {
+// callers that wait.
+func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
 	}
@@ -95,7 +95,6 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool, all b
 	if err != nil {
 		return nil, err
 	}
-	bounds.Barrier = bounds.Barrier && !all
 	if v := p.reached(bounds, asked); v != nil {
 		return v, nil
 	}
@@ -135,10 +134,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	}
 	v, _ = p.publish(func(v *View) (*View, error) {
 		next := *v
-		if v.Revision() < bounds.Head {
-			tail := *v.tail
-			tail.head, next.tail = bounds.Head, &tail
-		}
+		next.head = max(v.head, bounds.Head)
 		next.first = max(v.first, bounds.First)
 		if asked.After(v.asked) {
 			next.asked = asked
@@ -150,9 +146,10 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 
 // lacksOnlyBarrier says that the view has everything up to the bounds' head but the barrier that proved the head, and
 // need not read that barrier. A log that went back may have grown again to the same length since the view was made.
-// That takes an election, which begins after seconds without a leader. So the view must be newer than that.
+// After the loss of a leader, an election begins after seconds. So the view must be newer than that.
 func (v *View) lacksOnlyBarrier(bounds eventlog.Bounds) bool {
-	return bounds.Barrier && v.Revision() == bounds.Head-1 && v.Revision()-v.tail.at.Revision < quietBarriers && v.Age() < electionTime
+	at := v.tail.at.Revision
+	return bounds.Barrier && v.Revision() == bounds.Head-1 && bounds.First <= at+1 && v.Revision()-at < quietBarriers && v.Age() < electionTime
 }
 
 // step makes one read towards the bounds: the root, or a piece of the tail. It returns the bounds for the next step.
@@ -217,8 +214,8 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	if err := p.install(ctx, snap, known); err != nil {
 		return err
 	}
-	if known := p.known(); bounds.First > known+1 {
-		return fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, known, ErrHole)
+	if last := p.view.Load().tail.at.Revision; bounds.First > last+1 {
+		return fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, last, ErrHole)
 	}
 	return nil
 }
@@ -295,8 +292,8 @@ func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 			events = events[1:]
 		}
 		for i := range events {
-			if events[i].Revision <= t.head && events[i].Op != eventlog.Barrier {
-				return nil, fmt.Errorf("revision %d was a barrier of this process and is now another event: %w", events[i].Revision, eventlog.ErrDiverged)
+			if err := v.mayRead(&events[i]); err != nil {
+				return nil, err
 			}
 		}
 		next := *v
@@ -309,6 +306,14 @@ func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 		return &next, nil
 	})
 	return err
+}
+
+// mayRead returns ErrDiverged if the event, which comes after the tail, has the revision of a barrier that was not read.
+func (v *View) mayRead(e *eventlog.Event) error {
+	if e.Revision <= v.head && e.Op != eventlog.Barrier {
+		return fmt.Errorf("revision %d was a barrier of this process and is now another event: %w", e.Revision, eventlog.ErrDiverged)
+	}
+	return nil
 }
 
 // compare returns ErrDiverged if the tail remembers another event at this revision.
@@ -331,7 +336,15 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 		if err == nil {
 			err = v.tail.compare(e.Position())
 		}
-		if err != nil && !errors.Is(err, eventlog.ErrPurged) {
+		if errors.Is(err, eventlog.ErrPurged) {
+			err = nil
+		}
+		for _, r := range snap.records {
+			if r.Revision > v.tail.at.Revision && err == nil {
+				err = v.mayRead(&r.Event)
+			}
+		}
+		if err != nil {
 			return p.fail(err)
 		}
 	}
@@ -355,7 +368,6 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			return &next, nil
 		}
 		next.snap, next.tail = snap, emptyTail(snap.root)
-		next.tail.head = max(v.tail.head, snap.root.Applied)
 		if v.tail.at.Revision < snap.root.Applied {
 			next.proven = 0
 			return &next, nil

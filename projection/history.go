@@ -120,7 +120,7 @@ func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 // upTo returns the view without the events after the revision. The view must have the revision.
 func (v *View) upTo(at Revision) *View {
 	shorter, t := *v, *v.tail
-	t.records, t.at.Revision, t.head = t.records[:searchRevision(t.records, at+1)], at, at
+	t.records, t.at.Revision, shorter.head = t.records[:searchRevision(t.records, at+1)], at, at
 	shorter.tail = &t
 	return &shorter
 }
@@ -248,7 +248,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
 		folded.add(r)
 	}
-	folded.at, folded.head = eventlog.Position{Revision: at}, at
+	folded.at = eventlog.Position{Revision: at}
 	return folded, nil
 }
 

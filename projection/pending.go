@@ -103,7 +103,7 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 		k.last, k.record = w, r
 		p.byRevision[r.Revision] = k
 		shown.tail.byKey.ReplaceOrInsert(r)
-		shown.tail.head = r.Revision
+		shown.tail.at.Revision = r.Revision
 	}
 	p.view = &shown
 	return shown.Revision(), nil

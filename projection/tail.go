@@ -19,10 +19,7 @@ type tail struct {
 	records []*record
 	// at is the position of the newest event, barriers included. This position is compared when the tail is resumed
 	// (invariant 9).
-	at eventlog.Position
-	// head is the view's revision, at least that of at: the events between them are barriers of this process, which
-	// change nothing and so were not read.
-	head  Revision
+	at    eventlog.Position
 	bytes int
 	// outdates is the last barrier that outdates older roots, 0 for none.
 	outdates Revision
@@ -31,7 +28,7 @@ type tail struct {
 }
 
 func emptyTail(r *root) *tail {
-	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), at: r.position(), head: r.Applied, epoch: r.Epoch}
+	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), at: r.position(), epoch: r.Epoch}
 }
 
 func newestFirst(a, b *record) bool {
@@ -62,7 +59,6 @@ func (t *tail) extend(events []eventlog.Event) *tail {
 		}
 		before = r
 	}
-	next.head = max(t.head, next.at.Revision)
 	return next
 }
 
@@ -92,7 +88,7 @@ func (t *tail) above(r *root) *tail {
 			next.add(rec)
 		}
 	}
-	next.at, next.head, next.outdates = t.at, t.head, t.outdates
+	next.at, next.outdates = t.at, t.outdates
 	return next
 }
 

@@ -18,6 +18,9 @@ type View struct {
 	p    *Projection
 	snap *snapshot
 	tail *tail
+	// head may be above the tail's last event: the events between them are barriers of this process, which change
+	// nothing and were not read.
+	head Revision
 	// first is the log's first revision, and asked is when the log was asked for its first revision and its head.
 	first Revision
 	asked time.Time
@@ -42,7 +45,7 @@ type View struct {
 func viewOf(snap *snapshot) *View { return &View{p: snap.p, snap: snap, tail: emptyTail(snap.root)} }
 
 // Revision is the newest revision the view holds: its head.
-func (v *View) Revision() Revision { return v.tail.head }
+func (v *View) Revision() Revision { return max(v.head, v.tail.at.Revision) }
 
 // Floor is the oldest revision that can be read.
 func (v *View) Floor() Revision {

@@ -2,13 +2,11 @@ package lifecycle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/quotas"
 	"github.com/logplane/logplane/projection"
 )
@@ -66,9 +64,6 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	if now, _ := at.Row(); now.Revision != mark.Revision {
 		return nil // the request for a recount was renewed or removed; that event starts another task if needed
 	}
-	_, err = l.config.Cell.Append(ctx, view, at.Delete())
-	if errors.Is(err, eventlog.ErrConflict) {
-		return nil
-	}
+	_, err = l.config.Cell.Append(ctx, view, at.Delete()) // a conflict may also mean that the log was reconnected: try again
 	return err
 }
