@@ -50,7 +50,7 @@ func (c Config) jetStream() jetstream.JetStream {
 
 // Bounds are the log's first retained revision and its head. An empty log has First = Head + 1.
 type Bounds struct {
-	// First may be older than the answer by some seconds. Whoever needs an event below the true first gets ErrPurged, or
+	// First may be some seconds older than the answer. Whoever needs an event below the true first gets ErrPurged, or
 	// ErrConflict for a precondition, and asks again.
 	First, Head Revision
 	// Barrier says that the event at Head is a barrier that this Log appended to learn the head.

@@ -308,7 +308,8 @@ func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 	return err
 }
 
-// mayRead returns ErrDiverged if the event, which comes after the tail, has the revision of a barrier that was not read.
+// mayRead returns ErrDiverged if the event, which comes after the tail, has the revision of a barrier that the process
+// did not read.
 func (v *View) mayRead(e *eventlog.Event) error {
 	if e.Revision <= v.head && e.Op != eventlog.Barrier {
 		return fmt.Errorf("revision %d was a barrier of this process and is now another event: %w", e.Revision, eventlog.ErrDiverged)
