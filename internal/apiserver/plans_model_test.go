@@ -725,7 +725,9 @@ func (m *model) restoreTo(by actor, spec history.PlanSpec, to projection.Revisio
 					all[o] = expected{verb: "delete"}
 					m.pruning[o] = true
 				}
-			case now == nil && o.kind.finished != nil && o.kind.finished(then):
+			case now == nil && o.kind.finished != nil && (o.kind.finished(then) || slices.ContainsFunc(o.versions, func(s *state) bool {
+				return s.revision > to && s.verb == "delete" && o.kind.finished(s.object)
+			})):
 				all[o] = expected{conflict: true}
 			default:
 				wanted := m.contentOf(o, then)

@@ -486,6 +486,16 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 		}
 		s.must(t, 404, request{method: "GET", path: pods + "/once"})
 	}
+	// A Pod that a restore has made carries the work on. When that Pod has finished, neither runs again.
+	begun := s.must(t, 201, request{method: "POST", path: pods, body: `{"metadata":{"name":"again"},"spec":{"restartPolicy":"Never","nodeName":"n",` +
+		`"containers":[{"name":"c","image":"i"}]}}`})
+	restoreAgain := `{"namespace":"default","restore":{"to":"` + fmt.Sprint(fieldOf(begun.object(t), "metadata.resourceVersion")) + `"}}`
+	gone(pods + "/again")
+	s.planned(t, restoreAgain, false, nil)
+	s.must(t, 200, request{method: "PATCH", path: pods + "/again/status", contentType: "application/merge-patch+json", body: `{"status":{"phase":"Succeeded"}}`})
+	gone(pods + "/again")
+	s.planned(t, restoreAgain, false, nil)
+	s.must(t, 404, request{method: "GET", path: pods + "/again"})
 	gone(claims + "/c")
 	s.must(t, 201, request{method: "POST", path: claims, body: claim("other")})
 	bind("other")
@@ -500,6 +510,38 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	done = s.planned(t, `{"namespace":"default","undelete":{"object":"persistentvolumeclaims/theirs"}}`, false, nil)
 	require.Contains(t, strings.Join(done.Status.Changes[0].Notes, "; "), "this claim never was the one to which it is bound")
 	require.Equal(t, "of-another", boundTo())
+}
+
+// TestRestoreOfAKindThatIsStoredElsewhere: if a definition's stored version has changed since the moment, an object
+// that is gone is made again with all fields that both versions have, and the plan says so. An object that has changed
+// since is left alone, because a field that only the new version has would be lost.
+func TestRestoreOfAKindThatIsStoredElsewhere(t *testing.T) {
+	s := newServer(t)
+	const definition, v1, v2 = crdsPath + "/things.example.com", "/apis/example.com/v1/namespaces/default/things", "/apis/example.com/v2/namespaces/default/things"
+	version := func(name, field string, stored bool) string {
+		return fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","properties":{"both":{"type":"integer"},%q:{"type":"integer"}}}}}`,
+			name, stored, field)
+	}
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: `{"metadata":{"name":"things.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+		"names":{"plural":"things","kind":"Thing"},"versions":[` + version("v1", "old", true) + `,` + version("v2", "new", false) + `]}}`})
+	for _, name := range []string{"gone", "changed", "same"} {
+		s.must(t, 201, request{method: "POST", path: v1, body: `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"` + name + `"},"both":1,"old":2}`})
+	}
+	then := fmt.Sprint(fieldOf(s.must(t, 200, request{method: "GET", path: v1}).object(t), "metadata.resourceVersion"))
+	s.must(t, 200, mergePatch(definition, `{"spec":{"versions":[`+version("v1", "old", false)+`,`+version("v2", "new", true)+`]}}`))
+	s.must(t, 200, request{method: "DELETE", path: v1 + "/gone"})
+	s.must(t, 200, mergePatch(v2+"/changed", `{"both":3,"new":4}`))
+	done := s.planned(t, `{"namespace":"default","restore":{"to":"`+then+`"}}`, false, nil)
+	require.Empty(t, done.Status.Failures)
+	require.Len(t, done.Status.Changes, 2)
+	for _, c := range done.Status.Changes {
+		require.Equal(t, c.Object.Name == "changed", strings.Contains(c.Left, "stored in another version"), c)
+		require.Equal(t, c.Object.Name == "gone", strings.Contains(strings.Join(c.Notes, ""), "stored in version v1"), c)
+	}
+	for name, want := range map[string]int{"gone": 1, "same": 1, "changed": 3} {
+		require.EqualValues(t, want, fieldOf(s.must(t, 200, request{method: "GET", path: v1 + "/" + name}).object(t), "both"), name)
+	}
+	require.EqualValues(t, 4, fieldOf(s.must(t, 200, request{method: "GET", path: v2 + "/changed"}).object(t), "new"))
 }
 
 // TestUndoKnowsItsOwn: the changes of a client that uses an undo's user agent are undone like any other change.

@@ -89,6 +89,11 @@ func (t *tool) changes(ctx context.Context, c changes) error {
 	if err != nil {
 		return err
 	}
+	if len(list.Items) == 0 && !c.follow {
+		if err := t.checkNamespace(ctx, namespace); err != nil {
+			return err
+		}
+	}
 	if c.output != "" {
 		return t.print(list, c.output)
 	}
@@ -143,5 +148,5 @@ func (t *tool) follow(ctx context.Context, namespace string, which fields.Set, l
 			return err
 		}
 	}
-	return ctx.Err()
+	return nil // an interrupt is the end that a command without an end has
 }

@@ -31,6 +31,19 @@ func (t *tool) scope(all bool) string {
 	return t.namespace
 }
 
+// checkNamespace returns an error if there never was such a namespace, of which "no differences" would say too much. A
+// user who may not read namespaces gets no error. The empty namespace is the whole cluster.
+func (t *tool) checkNamespace(ctx context.Context, namespace string) error {
+	if namespace == "" {
+		return nil
+	}
+	_, err := t.live.Versions(ctx, "", "namespaces/"+namespace, url.Values{"limit": {"1"}}, func([]history.Version) bool { return true })
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("no version of namespace '%s' is kept: check --namespace", namespace)
+	}
+	return nil
+}
+
 // pin returns the revision of a moment, so that all reads of the moment see the same state. It also notes how the
 // moment was understood. Days and times of day are in this machine's zone. Ages are counted from the server's clock.
 func (t *tool) pin(ctx context.Context, text string) (string, error) {

@@ -173,7 +173,11 @@ func (t *tool) changedBetween(ctx context.Context, d diff, from, to string) ([]h
 	if from == "" { // both sides are now
 		return nil, "", nil
 	}
-	list, err := t.live.Changes(ctx, t.scope(d.all), fields.Set{"from": from, "to": to}, d.selector)
+	namespace := t.scope(d.all)
+	list, err := t.live.Changes(ctx, namespace, fields.Set{"from": from, "to": to}, d.selector)
+	if err == nil && len(list.Items) == 0 {
+		err = t.checkNamespace(ctx, namespace)
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -57,7 +58,18 @@ func command(cmd *cobra.Command, run func(ctx context.Context, t *tool, args []s
 	names.ContextOverrideFlags.Namespace.ShortName = "n"
 	names.ClusterOverrideFlags.APIServer.ShortName = "s"
 	clientcmd.BindOverrideFlags(&t.overrides, cmd.Flags(), names)
+	ofKubectl := map[string]bool{"selector": true} // for which an empty value is as good as none
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { ofKubectl[f.Name] = true })
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var empty error
+		cmd.Flags().Visit(func(f *pflag.Flag) {
+			if f.Value.Type() == "string" && f.Value.String() == "" && !ofKubectl[f.Name] {
+				empty = fmt.Errorf("--%s is empty, as if a variable were not set: give it a value, or leave it out", f.Name)
+			}
+		})
+		if empty != nil {
+			return empty
+		}
 		t.in, t.out, t.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 		if err := t.connect(cmd.Name()); err != nil {
 			return err

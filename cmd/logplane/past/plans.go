@@ -185,7 +185,7 @@ func (t *tool) undo(ctx context.Context, u undo) error {
 	}
 	switch {
 	case left > 0:
-		return fmt.Errorf("%d of %d objects were left alone, for the reasons above: 'history' and 'diff' show the changes that are in the way", left, len(done.Changes))
+		return fmt.Errorf("%d of %d objects were left alone, for the reasons above", left, len(done.Changes))
 	case len(planned.Changes) == 0:
 		t.line("no such change was found: nothing to do")
 	}
@@ -294,8 +294,11 @@ func newRestore() *cobra.Command {
 // restore brings all objects back to their state at a moment. It can be run again, after a crash or to continue with
 // the remaining objects: objects that are already in that state are left alone.
 func (t *tool) restore(ctx context.Context, r restore) error {
-	if r.To == "" || r.To == "now" {
+	switch r.To {
+	case "":
 		return errors.New("--to is missing: give the moment to go back to, such as 2h")
+	case "now":
+		return errors.New("everything is as it is now: give --to an earlier moment, such as 2h")
 	}
 	var err error
 	if r.To, err = t.pin(ctx, r.To); err != nil {

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -141,12 +142,12 @@ func (p *planner) plan(spec *history.PlanSpec) (func(context.Context) ([]*step, 
 	}
 	if spec.Restore != nil {
 		p.config.UserAgent = "logplane-restore"
-		r := &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{},
+		r := &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}, moved: map[schema.GroupResource]bool{},
 			dependents: map[types.UID][]*dependent{}, pruned: map[types.UID]bool{}}
 		wanted = append(wanted, r.compute)
 	}
 	if len(wanted) != 1 {
-		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore")
+		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore, also if it has the status of a dry run")
 	}
 	live, err := sides.At(p.config, "")
 	if err != nil {

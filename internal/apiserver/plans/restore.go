@@ -37,6 +37,8 @@ type restore struct {
 	dependents map[types.UID][]*dependent
 	// pruned has the uids of objects that were created after the moment and are deleted.
 	pruned map[types.UID]bool
+	// moved are the kinds that were stored in another version at the moment. Their objects are read in that version.
+	moved map[schema.GroupResource]bool
 	// differing counts the objects that are held to be compared.
 	differing int
 }
@@ -127,8 +129,14 @@ func (r *restore) scopes() ([]scope, error) {
 			from = then
 		}
 		stored, ok := from.StoredIn(of)
-		if before, known := then.StoredIn(of); !ok || was && (!known || before.Version != stored.Version) {
-			r.fail("%s: the version in which it is stored is not served, or was another one: fields would be lost", of)
+		if before, known := then.StoredIn(of); was && known && before.Version != stored.Version {
+			stored, ok = now.Find(of, before.Version)
+			r.moved[of] = true
+		} else if was && !known {
+			ok = false
+		}
+		if !ok {
+			r.fail("%s: the version in which it is or was stored is not served, and in another one fields would be lost", of)
 			continue
 		}
 		all = append(all, scope{stored, was, is})
@@ -290,18 +298,21 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 		return nil, errors.New("the API serves no namespaces")
 	}
 	now, err := r.live.Get(ctx, k, "", r.namespace)
-	if err != nil || now != nil && now.GetDeletionTimestamp() == nil {
-		return nil, err
-	}
-	if now != nil {
-		return nil, refuse(http.StatusConflict, "namespace '%s' is being deleted: run this again when it is gone", r.namespace)
-	}
-	then, err := r.past.Get(ctx, k, "", r.namespace)
 	if err != nil {
 		return nil, err
 	}
-	if then == nil {
+	then, err := r.past.Get(ctx, k, "", r.namespace)
+	switch {
+	case err != nil:
+		return nil, err
+	case then == nil && now == nil:
 		return nil, refuse(http.StatusNotFound, "there was no namespace '%s' at that moment, and there is none now: is the name right?", r.namespace)
+	case then == nil:
+		return nil, refuse(http.StatusNotFound, "there was no namespace '%s' at that moment, so all that is in it came later: name a moment at which it was there", r.namespace)
+	case now != nil && now.GetDeletionTimestamp() == nil:
+		return nil, nil
+	case now != nil:
+		return nil, refuse(http.StatusConflict, "namespace '%s' is being deleted: run this again when it is gone", r.namespace)
 	}
 	one := &pair{kind: k, then: then}
 	if !r.isSelected(one) {
@@ -343,12 +354,14 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 		switch {
 		case one.now == nil:
 			s.Verb = "create"
-			last, err := r.lastOf(ctx, one)
-			if err != nil {
+			var err error
+			if s.Left, err = r.finished(ctx, one); err != nil {
 				return nil, err
 			}
-			if s.Left = runsAgain(last, one.kind); s.Left != "" {
+			if s.Left != "" {
 				delete(r.owners.pending, idOf(one.then))
+			} else if of := one.kind.GroupResource(); r.moved[of] {
+				s.Notes = append(s.Notes, fmt.Sprintf("it was stored in version %s: fields that the version in which it is stored today lacks are lost", one.kind.Version))
 			}
 		case one.then == nil:
 			if !r.prunes(one) {
@@ -366,6 +379,8 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object):
 			r.status.Same++
 			continue
+		case r.moved[one.kind.GroupResource()] && one.then.GetResourceVersion() != one.now.GetResourceVersion():
+			s.Verb, s.Left, s.Failed = "update", "its kind is stored in another version than at the moment, and fields that only the new one has would be lost: 'undo' takes changes back one by one", true
 		default:
 			s.Verb = "update"
 		}
@@ -381,26 +396,30 @@ func (r *restore) prunes(one *pair) bool {
 	return r.Prune && one.then == nil && metav1.GetControllerOf(one.now) == nil && one.now.GetDeletionTimestamp() == nil
 }
 
-// lastOf returns the last state of a Job or Pod that is gone, since the Job or Pod may have finished after the moment.
-// For other kinds, or if the last state is not kept, it returns the state at the moment.
-func (r *restore) lastOf(ctx context.Context, one *pair) (*unstructured.Unstructured, error) {
-	if of := one.kind.GroupResource(); of != jobs && of != pods || runsAgain(one.then, one.kind) != "" {
-		return one.then, nil
+// finished says why a Job or Pod that is gone must not be made again: it had finished at the moment or since. So may
+// have an object that was made in its place, for example by an earlier restore.
+func (r *restore) finished(ctx context.Context, one *pair) (string, error) {
+	of := one.kind.GroupResource()
+	if why := runsAgain(one.then, one.kind); why != "" || of != jobs && of != pods {
+		return why, nil
 	}
-	object := one.kind.GroupResource().String() + "/" + one.then.GetName()
-	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), object, url.Values{"include": {"object"}, "limit": {"1"}},
-		func([]history.Version) bool { return true })
-	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
-		return nil, err
-	}
-	if err != nil || versions.Items[0].Object.UID != string(one.then.GetUID()) {
-		return one.then, nil
-	}
-	last, err := versions.Items[0].Decoded()
+	since := func(v history.Version) bool { return history.IsAfter(v.Name, r.status.Revision) }
+	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), of.String()+"/"+one.then.GetName(), url.Values{"include": {"object"}, "limit": {"50"}},
+		func(all []history.Version) bool { return !since(all[len(all)-1]) }) // versions come newest first
 	if err != nil {
-		return one.then, nil
+		if ctx.Err() == nil && isAboutKind(err) { // what came since is not kept
+			err = nil
+		}
+		return "", err
 	}
-	return last, nil
+	for _, v := range versions.Items {
+		if last, err := v.Decoded(); err == nil && v.Verb == "delete" && since(v) {
+			if why := runsAgain(last, one.kind); why != "" {
+				return why, nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // notSurelyLater says why an object that seems newer than the moment must not be deleted. The object may have existed
