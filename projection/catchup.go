@@ -125,11 +125,11 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 // proven on this connection; else nil.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
-	if v == nil || v.Revision() < bounds.Head && !v.lacksOnlyBarrier(bounds) || v.outdated() ||
-		v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
+	barrier := v != nil && v.lacksOnlyBarrier(bounds)
+	if v == nil || v.Revision() < bounds.Head && !barrier || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
 		return nil
 	}
-	if v.Revision() >= bounds.Head && v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
+	if !barrier && v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
 		return v
 	}
 	v, _ = p.publish(func(v *View) (*View, error) {
