@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -496,6 +497,23 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	gone(pods + "/again")
 	s.planned(t, restoreAgain, false, nil)
 	s.must(t, 404, request{method: "GET", path: pods + "/again"})
+
+	// A Job may have finished by way of another Pod, so its Pods are left to it.
+	of := s.must(t, 201, request{method: "POST", path: pods, body: `{"metadata":{"name":"of-job","ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"j","uid":"u","controller":true}]},` +
+		`"spec":{"restartPolicy":"Never","nodeName":"n","containers":[{"name":"c","image":"i"}]}}`})
+	gone(pods + "/of-job")
+	left := s.planned(t, `{"namespace":"default","restore":{"to":"`+fmt.Sprint(fieldOf(of.object(t), "metadata.resourceVersion"))+`"}}`, false, nil)
+	require.True(t, slices.ContainsFunc(left.Status.Changes, func(c history.PlanChange) bool {
+		return c.Object.Name == "of-job" && c.Left == "its Job makes its Pods"
+	}), left)
+
+	// A namespace that was being deleted is not the one of that name which was made later.
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"going"}}`})
+	s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/going"})
+	going := s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/going"})
+	a = s.must(t, 409, request{method: "POST", path: historyPath + "/plans", body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":{"namespace":"going",` +
+		`"restore":{"to":"` + fmt.Sprint(fieldOf(going.object(t), "metadata.resourceVersion")) + `","prune":true}}}`})
+	require.Contains(t, a.body, "was being deleted at that moment")
 	gone(claims + "/c")
 	s.must(t, 201, request{method: "POST", path: claims, body: claim("other")})
 	bind("other")
@@ -524,18 +542,19 @@ func TestRestoreOfAKindThatIsStoredElsewhere(t *testing.T) {
 	}
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: `{"metadata":{"name":"things.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
 		"names":{"plural":"things","kind":"Thing"},"versions":[` + version("v1", "old", true) + `,` + version("v2", "new", false) + `]}}`})
-	for _, name := range []string{"gone", "changed", "same"} {
+	for _, name := range []string{"gone", "changed", "added", "same"} {
 		s.must(t, 201, request{method: "POST", path: v1, body: `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"` + name + `"},"both":1,"old":2}`})
 	}
 	then := fmt.Sprint(fieldOf(s.must(t, 200, request{method: "GET", path: v1}).object(t), "metadata.resourceVersion"))
 	s.must(t, 200, mergePatch(definition, `{"spec":{"versions":[`+version("v1", "old", false)+`,`+version("v2", "new", true)+`]}}`))
 	s.must(t, 200, request{method: "DELETE", path: v1 + "/gone"})
 	s.must(t, 200, mergePatch(v2+"/changed", `{"both":3,"new":4}`))
+	s.must(t, 200, mergePatch(v2+"/added", `{"new":4}`))
 	done := s.planned(t, `{"namespace":"default","restore":{"to":"`+then+`"}}`, false, nil)
 	require.Empty(t, done.Status.Failures)
-	require.Len(t, done.Status.Changes, 2)
+	require.Len(t, done.Status.Changes, 3)
 	for _, c := range done.Status.Changes {
-		require.Equal(t, c.Object.Name == "changed", strings.Contains(c.Left, "stored in another version"), c)
+		require.Equal(t, c.Object.Name != "gone", strings.Contains(c.Left, "stored in another version"), c)
 		require.Equal(t, c.Object.Name == "gone", strings.Contains(strings.Join(c.Notes, ""), "stored in version v1"), c)
 	}
 	for name, want := range map[string]int{"gone": 1, "same": 1, "changed": 3} {

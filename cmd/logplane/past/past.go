@@ -58,12 +58,13 @@ func command(cmd *cobra.Command, run func(ctx context.Context, t *tool, args []s
 	names.ContextOverrideFlags.Namespace.ShortName = "n"
 	names.ClusterOverrideFlags.APIServer.ShortName = "s"
 	clientcmd.BindOverrideFlags(&t.overrides, cmd.Flags(), names)
-	ofKubectl := map[string]bool{"selector": true} // for which an empty value is as good as none
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { ofKubectl[f.Name] = true })
+	mayBeEmpty := map[string]bool{"selector": true, "output": true}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { mayBeEmpty[f.Name] = true }) // kubectl's
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var empty error
 		cmd.Flags().Visit(func(f *pflag.Flag) {
-			if f.Value.Type() == "string" && f.Value.String() == "" && !ofKubectl[f.Name] {
+			writes := cmd.Flags().Lookup("yes") != nil
+			if f.Value.Type() == "string" && f.Value.String() == "" && (writes || !mayBeEmpty[f.Name]) {
 				empty = fmt.Errorf("--%s is empty, as if a variable were not set: give it a value, or leave it out", f.Name)
 			}
 		})

@@ -336,6 +336,7 @@ func (t *tool) printPlan(p history.PlanStatus) {
 		if isWrite(c) {
 			count[c.Verb]++
 			t.line("%s %s", c.Verb, c.Object.In(t.namespace))
+			t.printNotes(c.Notes)
 		}
 	}
 	for _, c := range p.Changes {

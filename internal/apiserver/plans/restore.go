@@ -305,6 +305,8 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 	switch {
 	case err != nil:
 		return nil, err
+	case then != nil && then.GetDeletionTimestamp() != nil:
+		return nil, refuse(http.StatusConflict, "namespace '%s' was being deleted at that moment: name an earlier or a later one", r.namespace)
 	case then == nil && now == nil:
 		return nil, refuse(http.StatusNotFound, "there was no namespace '%s' at that moment, and there is none now: is the name right?", r.namespace)
 	case then == nil:
@@ -355,13 +357,13 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 		case one.now == nil:
 			s.Verb = "create"
 			var err error
-			if s.Left, err = r.finished(ctx, one); err != nil {
+			if s.Left, s.Failed, err = r.finished(ctx, one); err != nil {
 				return nil, err
 			}
 			if s.Left != "" {
 				delete(r.owners.pending, idOf(one.then))
-			} else if of := one.kind.GroupResource(); r.moved[of] {
-				s.Notes = append(s.Notes, fmt.Sprintf("it was stored in version %s: fields that the version in which it is stored today lacks are lost", one.kind.Version))
+			} else {
+				s.Notes = r.lossOf(one)
 			}
 		case one.then == nil:
 			if !r.prunes(one) {
@@ -376,18 +378,27 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 			s.Left, s.Failed = why, why != ""
 			deletes = append(deletes, s)
 			continue
-		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object):
+		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object) &&
+			(!r.moved[one.kind.GroupResource()] || one.then.GetGeneration() == one.now.GetGeneration()): // a field of the new version may differ
 			r.status.Same++
 			continue
 		case r.moved[one.kind.GroupResource()] && one.then.GetResourceVersion() != one.now.GetResourceVersion():
-			s.Verb, s.Left, s.Failed = "update", "its kind is stored in another version than at the moment, and fields that only the new one has would be lost: 'undo' takes changes back one by one", true
+			s.Verb, s.Left, s.Failed = "update", "its kind is stored in another version than at the moment, and fields that only the new one has would be lost", true
 		default:
-			s.Verb = "update"
+			s.Verb, s.Notes = "update", r.lossOf(one)
 		}
 		steps = append(steps, s)
 	}
 	slices.Reverse(deletes)
 	return append(steps, deletes...), nil
+}
+
+// lossOf is a note about what is lost of an object whose kind was stored in another version at the moment.
+func (r *restore) lossOf(one *pair) []string {
+	if !r.moved[one.kind.GroupResource()] {
+		return nil
+	}
+	return []string{fmt.Sprintf("it was stored in version %s: fields that the version in which it is stored today lacks are lost", one.kind.Version)}
 }
 
 // prunes says that an object is newer than the moment and is to be deleted. An object with a controller is not deleted
@@ -397,29 +408,40 @@ func (r *restore) prunes(one *pair) bool {
 }
 
 // finished says why a Job or Pod that is gone must not be made again: it had finished at the moment or since. So may
-// have an object that was made in its place, for example by an earlier restore.
-func (r *restore) finished(ctx context.Context, one *pair) (string, error) {
+// have an object that was made in its place, for example by an earlier restore. failed says that this is not known.
+func (r *restore) finished(ctx context.Context, one *pair) (why string, failed bool, err error) {
 	of := one.kind.GroupResource()
 	if why := runsAgain(one.then, one.kind); why != "" || of != jobs && of != pods {
-		return why, nil
+		return why, false, nil
+	}
+	if by := metav1.GetControllerOf(one.then); by != nil && by.Kind == "Job" && of == pods {
+		return "its Job makes its Pods", false, nil // the Job may have finished by way of another Pod
 	}
 	since := func(v history.Version) bool { return history.IsAfter(v.Name, r.status.Revision) }
 	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), of.String()+"/"+one.then.GetName(), url.Values{"include": {"object"}, "limit": {"50"}},
 		func(all []history.Version) bool { return !since(all[len(all)-1]) }) // versions come newest first
-	if err != nil {
-		if ctx.Err() == nil && isAboutKind(err) { // what came since is not kept
-			err = nil
-		}
-		return "", err
+	switch {
+	case err == nil:
+	case ctx.Err() != nil || !isAboutKind(err):
+		return "", false, err
+	case apierrors.IsNotFound(err), apierrors.IsResourceExpired(err): // what came since is not kept
+		return "", false, nil
+	default:
+		return "whether it has finished since: " + reason(err), true, nil
 	}
 	for _, v := range versions.Items {
-		if last, err := v.Decoded(); err == nil && v.Verb == "delete" && since(v) {
-			if why := runsAgain(last, one.kind); why != "" {
-				return why, nil
-			}
+		if v.Verb != "delete" || !since(v) {
+			continue
+		}
+		last, err := v.Decoded()
+		if err != nil {
+			return "whether it has finished since: " + err.Error(), true, nil
+		}
+		if why := runsAgain(last, one.kind); why != "" {
+			return why, false, nil
 		}
 	}
-	return "", nil
+	return "", false, nil
 }
 
 // notSurelyLater says why an object that seems newer than the moment must not be deleted. The object may have existed
