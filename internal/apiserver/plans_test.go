@@ -546,6 +546,7 @@ func TestRestoreOfAKindThatIsStoredElsewhere(t *testing.T) {
 		s.must(t, 201, request{method: "POST", path: v1, body: `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"` + name + `"},"both":1,"old":2}`})
 	}
 	then := fmt.Sprint(fieldOf(s.must(t, 200, request{method: "GET", path: v1}).object(t), "metadata.resourceVersion"))
+	earlier := fmt.Sprint(fieldOf(s.must(t, 200, mergePatch(v1+"/changed", `{"both":2}`)).object(t), "metadata.resourceVersion"))
 	s.must(t, 200, mergePatch(definition, `{"spec":{"versions":[`+version("v1", "old", false)+`,`+version("v2", "new", true)+`]}}`))
 	s.must(t, 200, request{method: "DELETE", path: v1 + "/gone"})
 	s.must(t, 200, mergePatch(v2+"/changed", `{"both":3,"new":4}`))
@@ -560,6 +561,8 @@ func TestRestoreOfAKindThatIsStoredElsewhere(t *testing.T) {
 	for name, want := range map[string]int{"gone": 1, "same": 1, "changed": 3} {
 		require.EqualValues(t, want, fieldOf(s.must(t, 200, request{method: "GET", path: v1 + "/" + name}).object(t), "both"), name)
 	}
+	undone := s.planned(t, `{"namespace":"default","undo":{"object":"things.example.com/changed","revision":"`+earlier+`"}}`, false, nil)
+	require.Contains(t, undone.Status.Changes[0].Left, "it was stored as v1 and then as v2")
 	require.EqualValues(t, 4, fieldOf(s.must(t, 200, request{method: "GET", path: v2 + "/changed"}).object(t), "new"))
 }
 

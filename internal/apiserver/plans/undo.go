@@ -277,6 +277,13 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 		}
 	}
 	version := ""
+	// In one version, fields that another one has would be lost.
+	moved := func(older, newer string) bool {
+		if older != newer {
+			one.conflict = fmt.Sprintf("it was stored as %s and then as %s: change it by hand", older, newer)
+		}
+		return older != newer
+	}
 	for i := range versions {
 		v := &versions[i]
 		if !slices.Contains(revisions, v.Name) || ends[v.Object.UID] > 1 {
@@ -288,11 +295,13 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 			return one, nil
 		}
 		if of := content.GroupVersionKind().Version; version != of {
-			if version != "" {
-				one.conflict = fmt.Sprintf("it was stored as %s and then as %s: change it by hand", of, version)
+			if version != "" && moved(of, version) {
 				return one, nil
 			}
 			version = of
+			if newest, err := versions[0].Decoded(); err == nil && versions[0].Verb != "delete" && moved(of, newest.GroupVersionKind().Version) {
+				return one, nil
+			}
 			if one.kind, one.conflict, err = u.servedNow(object, version); err != nil || one.conflict != "" {
 				return one, err
 			}
@@ -316,6 +325,9 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 			was, err := before.Decoded()
 			if err != nil {
 				one.conflict = err.Error()
+				return one, nil
+			}
+			if moved(was.GroupVersionKind().Version, version) {
 				return one, nil
 			}
 			c.before = cleaned(was, one.kind).Object
