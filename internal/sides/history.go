@@ -38,6 +38,12 @@ func (s *Side) Versions(ctx context.Context, namespace, object string, query url
 	}
 }
 
+// Newest returns the newest version of an object alone, as Versions does.
+func (s *Side) Newest(ctx context.Context, namespace, object string, query url.Values) (*history.VersionList, error) {
+	query.Set("limit", "1")
+	return s.Versions(ctx, namespace, object, query, func([]history.Version) bool { return true })
+}
+
 // Changes returns the changes, oldest first. No namespace means the whole cluster, and a field with an empty value
 // counts as absent (row 73).
 func (s *Side) Changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {

@@ -37,7 +37,7 @@ func (t *tool) checkNamespace(ctx context.Context, namespace string) error {
 	if namespace == "" {
 		return nil
 	}
-	_, err := t.live.Versions(ctx, "", "namespaces/"+namespace, url.Values{"limit": {"1"}}, func([]history.Version) bool { return true })
+	_, err := t.live.Newest(ctx, "", "namespaces/"+namespace, url.Values{})
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("no version of namespace '%s' is kept: check --namespace", namespace)
 	}

@@ -161,7 +161,7 @@ func (t *tool) pinUnlessNow(ctx context.Context, text string) (string, error) {
 // changedBetween returns the objects that may differ, and the head.
 func (t *tool) changedBetween(ctx context.Context, d diff, from, to string) ([]history.Reference, string, error) {
 	if d.object != "" {
-		newest, err := t.live.Versions(ctx, t.namespace, d.object, url.Values{"limit": {"1"}}, func([]history.Version) bool { return true })
+		newest, err := t.live.Newest(ctx, t.namespace, d.object, url.Values{})
 		if err != nil {
 			return nil, "", err
 		}

@@ -17,8 +17,7 @@ type undelete struct {
 }
 
 func (u *undelete) compute(ctx context.Context) ([]*step, error) {
-	versions, err := u.live.Versions(ctx, u.namespace, u.Object, url.Values{"include": {"object"}, "limit": {"1"}},
-		func([]history.Version) bool { return true })
+	versions, err := u.live.Newest(ctx, u.namespace, u.Object, url.Values{"include": {"object"}})
 	if err != nil {
 		return nil, err
 	}
