@@ -61,9 +61,9 @@ func command(cmd *cobra.Command, run func(ctx context.Context, t *tool, args []s
 	mayBeEmpty := map[string]bool{"selector": true, "output": true}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { mayBeEmpty[f.Name] = true }) // kubectl's
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		writes := cmd.Flags().Lookup("yes") != nil
 		var empty error
 		cmd.Flags().Visit(func(f *pflag.Flag) {
-			writes := cmd.Flags().Lookup("yes") != nil
 			if f.Value.Type() == "string" && f.Value.String() == "" && (writes || !mayBeEmpty[f.Name]) {
 				empty = fmt.Errorf("--%s is empty, as if a variable were not set: give it a value, or leave it out", f.Name)
 			}

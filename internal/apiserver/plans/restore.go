@@ -346,6 +346,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	for _, one := range all {
 		s := &step{kind: one.kind, PlanChange: history.PlanChange{Object: one.reference(), Seen: seen(one.now, one.kind)}}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return r.write(ctx, one, done) }
+		moved := r.moved[one.kind.GroupResource()]
 		var wanted *unstructured.Unstructured
 		if one.then != nil && one.now != nil {
 			var err error
@@ -379,10 +380,10 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 			deletes = append(deletes, s)
 			continue
 		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object) &&
-			(!r.moved[one.kind.GroupResource()] || one.then.GetGeneration() == one.now.GetGeneration()): // a field of the new version may differ
+			(!moved || one.then.GetGeneration() == one.now.GetGeneration()): // a field of the new version may differ
 			r.status.Same++
 			continue
-		case r.moved[one.kind.GroupResource()] && one.then.GetResourceVersion() != one.now.GetResourceVersion():
+		case moved && one.then.GetResourceVersion() != one.now.GetResourceVersion():
 			s.Verb, s.Left, s.Failed = "update", "its kind is stored in another version than at the moment, and fields that only the new one has would be lost", true
 		default:
 			s.Verb, s.Notes = "update", r.lossOf(one)
@@ -418,7 +419,7 @@ func (r *restore) finished(ctx context.Context, one *pair) (why string, failed b
 		return "its Job makes its Pods", false, nil // the Job may have finished by way of another Pod
 	}
 	since := func(v history.Version) bool { return history.IsAfter(v.Name, r.status.Revision) }
-	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), of.String()+"/"+one.then.GetName(), url.Values{"include": {"object"}, "limit": {"50"}},
+	versions, err := r.live.Versions(ctx, one.then.GetNamespace(), one.reference().String(), url.Values{"include": {"object"}, "limit": {"50"}},
 		func(all []history.Version) bool { return !since(all[len(all)-1]) }) // versions come newest first
 	switch {
 	case err == nil:
@@ -447,9 +448,8 @@ func (r *restore) finished(ctx context.Context, one *pair) (why string, failed b
 // notSurelyLater says why an object that seems newer than the moment must not be deleted. The object may have existed
 // at the moment, if its older versions were removed by 'logplane forget'.
 func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error) {
-	object := one.kind.GroupResource().String() + "/" + one.now.GetName()
 	made := func(v history.Version) bool { return v.Verb == "create" }
-	versions, err := r.live.Versions(ctx, one.now.GetNamespace(), object, url.Values{}, func(all []history.Version) bool {
+	versions, err := r.live.Versions(ctx, one.now.GetNamespace(), one.reference().String(), url.Values{}, func(all []history.Version) bool {
 		return slices.ContainsFunc(all, made) // versions come newest first
 	})
 	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
