@@ -238,21 +238,17 @@ const activeWithin = 2 * time.Second
 
 // info asks the stream's leader for its state. If the server is in this process, it sends no request.
 func (l *Log) info(ctx context.Context) (s state, err error) {
-	if l.config.Local != nil {
-		s.active = true
-		s.Bounds, err = l.config.Local(l.config.Stream)
-	} else {
-		asked := time.Now()
-		s, err = l.askLeader(ctx)
-		if err == nil {
-			l.knowStart(start{max(s.First, 1), asked})
-		}
+	if l.config.Local == nil {
+		return l.askLeader(ctx)
 	}
-	s.First = max(s.First, 1) // a stream that never held a message has first 0
+	s.active = true
+	s.Bounds, err = l.config.Local(l.config.Stream)
+	s.First = max(s.First, 1) // as in askLeader
 	return s, err
 }
 
 func (l *Log) askLeader(ctx context.Context) (state, error) {
+	asked := time.Now()
 	var answer struct { // not the client's type: to decode all of it would take 24 more allocations
 		refusal
 		Config struct {
@@ -279,6 +275,7 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 		}
 	}
 	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
-	bounds := Bounds{First: answer.State.First, Head: answer.State.Last}
+	bounds := Bounds{First: max(answer.State.First, 1), Head: answer.State.Last} // a stream that never held a message has first 0
+	l.knowStart(start{bounds.First, asked})
 	return state{bounds, answer.State.Bytes, answer.Config.MaxBytes, answer.Cluster.Leader, active}, nil
 }
