@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -308,10 +309,9 @@ func (p *Projection) extend(events []eventlog.Event, on uint64) error {
 	return err
 }
 
-// mayRead returns ErrDiverged if the event, which comes after the tail, has the revision of a barrier that the process
-// did not read.
+// mayRead returns ErrDiverged if the event has the revision of a barrier that the process did not read.
 func (v *View) mayRead(e *eventlog.Event) error {
-	if e.Revision <= v.head && e.Op != eventlog.Barrier {
+	if v.tail.at.Revision < e.Revision && e.Revision <= v.head && e.Op != eventlog.Barrier {
 		return fmt.Errorf("revision %d was a barrier of this process and is now another event: %w", e.Revision, eventlog.ErrDiverged)
 	}
 	return nil
@@ -341,9 +341,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			err = nil
 		}
 		for _, r := range snap.records {
-			if r.Revision > v.tail.at.Revision && err == nil {
-				err = v.mayRead(&r.Event)
-			}
+			err = cmp.Or(err, v.mayRead(&r.Event))
 		}
 		if err != nil {
 			return p.fail(err)
