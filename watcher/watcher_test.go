@@ -26,7 +26,6 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore/kubestoretest"
-	"github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -102,7 +101,6 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	listener := httptest.NewUnstartedServer(w)
-	listener.Config.ConnContext = serving.WithConnection
 	listener.EnableHTTP2 = c.protocol == http2
 	if listener.EnableHTTP2 {
 		listener.StartTLS()

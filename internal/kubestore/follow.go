@@ -150,8 +150,7 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself reports the error
 			}
-			sent := d.Few && w.call(event) || w.hand(event, len(e.Body))
-			if !sent {
+			if !w.hand(event, len(e.Body)) {
 				return false
 			}
 		}
@@ -160,23 +159,11 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 	return true
 }
 
-// call sends an event by the watch writer if the reader has sent everything that was in results.
-func (w *watcher) call(e watch.Event) bool {
-	if !w.sends || w.latest == nil || !w.latest.SentAsIs() {
-		return false
-	}
-	event, ok := fanout.Encoded(e, w.writer.Encoding())
-	return ok && w.writer.Send(event)
-}
-
 // hand puts an event into results if there is room for it.
 func (w *watcher) hand(e watch.Event, bytes int) bool {
 	w.taken()
 	if w.waiting+bytes > bufferedBytes || len(w.results) == cap(w.results) {
 		return false
-	}
-	if w.sends {
-		e.Object, w.latest = fanout.Announce(e.Object)
 	}
 	w.results <- e
 	w.waiting += bytes
@@ -297,20 +284,20 @@ func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	}
 	w.taken()
 	w.waiting += bytes
-	w.latest = nil // only offers may use the watch writer while results has events
+	var encoded <-chan struct{}
 	if bytes > 0 && w.waiting > bufferedBytes && w.encodes {
-		e.Object, w.latest = fanout.Announce(e.Object)
+		e.Object, encoded = fanout.Announce(e.Object)
 	}
 	select {
 	case w.results <- e:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if w.latest == nil {
+	if encoded == nil {
 		return nil
 	}
 	select {
-	case <-w.latest.Encoded():
+	case <-encoded:
 	case <-ctx.Done():
 	}
 	return nil

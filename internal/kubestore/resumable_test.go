@@ -114,8 +114,6 @@ type stateWriter struct {
 }
 
 func (l *stateWriter) Encoding() Encoding { return l.nameEncoding }
-func (l *stateWriter) Sends() bool        { return false }
-func (l *stateWriter) Send([]byte) bool   { return false }
 
 func (l *stateWriter) SendAll(frames []byte, events int) error {
 	if l.chunks++; l.chunks%l.slow == 0 {
@@ -132,10 +130,6 @@ type nameEncoding struct{ encoded atomic.Int32 }
 func (*nameEncoding) Verbatim(context.Context) Append { return nil }
 
 func (f *nameEncoding) Name() string { return "names" }
-
-func (f *nameEncoding) Encode(t watch.EventType, o runtime.Object) ([]byte, error) {
-	return f.Frame(t, o)
-}
 
 func (f *nameEncoding) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 	f.encoded.Add(1)

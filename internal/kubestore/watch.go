@@ -19,7 +19,6 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -73,7 +72,6 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		w.selects = &w.opts.Predicate
 	}
 	w.writer = requestOf(ctx).WatchWriter
-	w.sends = w.writer != nil && w.writer.Sends()
 	return w, w.begin(ctx)
 }
 
@@ -132,12 +130,8 @@ type watcher struct {
 	waiting int
 	// encodes says that the reader encodes each object for a client, which may be slow.
 	encodes bool
-	// writer writes to the client. It is nil if all events must go through results. Sends says that changes may use the
-	// writer.
+	// writer sends the state to the client. It is nil if all events must go through results.
 	writer WatchWriter
-	sends  bool
-	// latest is the receipt of the newest event in results. It is nil if that event has no receipt.
-	latest *fanout.Receipt
 	cancel context.CancelFunc
 	// tell, if set, makes the object that tells the client about an event, in place of the store's object.
 	tell func(context.Context, eventlog.Event) (runtime.Object, error)

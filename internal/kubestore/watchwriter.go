@@ -5,26 +5,19 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-
-	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// WatchWriter sends events to a watch's client directly, past the goroutine that serves the watch, while that goroutine
-// is idle.
+// WatchWriter sends the state with which a watch begins directly to the watch's client, while the goroutine that serves
+// the watch waits.
 type WatchWriter interface {
 	// Encoding is the encoding of events for the client.
 	Encoding() Encoding
-	// Sends says that Send may be able to send.
-	Sends() bool
-	// Send sends an event that was encoded by Encoding, and never waits. It returns false if it sent nothing.
-	Send(event []byte) bool
 	// SendAll sends frames that hold the given number of events, and waits for the client.
 	SendAll(frames []byte, events int) error
 }
 
-// Encoding encodes events for a client.
+// Encoding encodes events for a client. An Encoding is safe for concurrent use.
 type Encoding interface {
-	fanout.Encoding
 	// Name is unique among the encodings of the resource.
 	Name() string
 	// Frame encodes an event of an object, and may write to the object. Frames may be concatenated.

@@ -68,7 +68,6 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c C
 		Handler: handler, TLSConfig: c.TLS, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		WriteTimeout: cmp.Or(c.RequestTimeout, time.Minute) + answerGrace,
 		BaseContext:  func(net.Listener) context.Context { return requests },
-		ConnContext:  WithConnection,
 		HTTP2: &http.HTTP2Config{
 			WriteByteTimeout: cmp.Or(c.Patience, defaultPatience), MaxConcurrentStreams: cmp.Or(c.MaxStreams, defaultStreams),
 		},

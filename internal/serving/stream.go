@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"sync"
@@ -15,7 +14,7 @@ import (
 // Stream writes an answer that lasts for as long as its client likes. Unlike other answers, it has no overall deadline.
 // Instead it bounds how long the client may take to receive each write.
 //
-// The handler writes to the Stream. While the handler has nothing to write, other goroutines may call Send and SendAll.
+// The handler writes to the Stream. While the handler has nothing to write, another goroutine may call SendAll.
 type Stream struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -36,29 +35,20 @@ type Stream struct {
 	mu sync.Mutex
 	// extended is when the deadline was last set, or zero if none is set.
 	extended time.Time
-	// flushed says that net/http buffers nothing that the handler has written.
-	flushed bool
-	// direct is nil if only the handler may write.
-	direct *direct
 }
 
-// NewStream returns the writer of the answer to the request. The caller serves the request and then calls End. Nothing
-// between net/http and the stream may change the bytes of an answer, because Send bypasses everything between the two.
+// NewStream returns the writer of the answer to the request. The caller serves the request and then calls End.
 func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *Stream {
 	s := &Stream{ResponseWriter: w, over: r.Context(), control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2, begun: make(chan struct{})}
 	s.forever()
-	if r.ProtoAtLeast(1, 1) && !s.multiplexed { // HTTP/1.0 has no chunks
-		s.direct = directTo(r.Context())
-	}
 	return s
 }
 
-// End lets net/http write the end of the answer. After End, Send and SendAll send nothing.
+// End lets net/http write the end of the answer. After End, SendAll sends nothing.
 func (w *Stream) End() {
 	w.ending.Store(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.direct = nil
 	w.begin.Do(func() { close(w.begun) })
 	w.allow()
 }
@@ -90,7 +80,6 @@ func (w *Stream) write(p []byte) (int, error) {
 	if !w.ending.Load() {
 		w.extend()
 	}
-	w.flushed = false
 	return w.ResponseWriter.Write(p)
 }
 
@@ -129,7 +118,6 @@ func (w *Stream) FlushError() error {
 func (w *Stream) flush() error {
 	w.extend()
 	err := errors.Join(w.control.Flush(), w.over.Err())
-	w.flushed = err == nil
 	if err == nil {
 		w.begin.Do(func() { close(w.begun) })
 		w.forever()
@@ -157,47 +145,6 @@ func (w *Stream) SendAll(p []byte) error {
 // atOnce is how many bytes a client must receive within its patience.
 const atOnce = 16 << 10
 
-// Sends says that Send may be able to send: neither HTTP/2 nor TLS is between the process and its client.
-func (w *Stream) Sends() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.direct != nil
-}
-
-// Send writes a chunk that was made by HTTPChunk, in place of the handler, and never waits. It returns false if it sent
-// nothing: the client has no room, the handler is writing, or the stream has ended. The handler must have begun a
-// chunked answer. The handler's later writes come after the chunk.
-func (w *Stream) Send(chunk []byte) bool {
-	if !w.mu.TryLock() {
-		return false
-	}
-	if w.direct == nil || !w.flushed {
-		w.mu.Unlock()
-		return false
-	}
-	w.extend()
-	sent := w.direct.write(chunk)
-	if 0 < sent && sent < len(chunk) {
-		go w.sendRest(chunk[sent:])
-		return true
-	}
-	w.mu.Unlock()
-	return sent > 0
-}
-
-// sendRest waits until the client has room for the rest of a chunk, writes it, and then unlocks mu. If the rest cannot
-// be written, the connection is useless and is closed. Either the close or the handler's next write ends the handler.
-func (w *Stream) sendRest(rest []byte) {
-	defer w.mu.Unlock()
-	if _, err := w.direct.conn.Write(rest); err != nil {
-		_ = w.direct.conn.Close()
-		w.direct = nil
-	}
-}
-
-// HTTPChunk returns the data as one chunk of a chunked HTTP/1.1 answer.
-func HTTPChunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
-
 // CloseNotify is the method that upstream's wrappers look for.
 func (w *Stream) CloseNotify() <-chan bool { return CloseNotify(w.ResponseWriter) }
 
@@ -213,7 +160,6 @@ func CloseNotify(w http.ResponseWriter) <-chan bool {
 func (w *Stream) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.direct = nil
 	conn, buffered, err := w.control.Hijack()
 	if err != nil {
 		return nil, nil, err

@@ -17,7 +17,6 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/kubestore"
-	"github.com/logplane/logplane/internal/serving"
 )
 
 // New configures a client of the server h. The client needs no credentials, which could leak.
@@ -73,8 +72,7 @@ func (l client) RoundTrip(r *http.Request) (response *http.Response, err error) 
 	if name := kubestore.ControllerOf(r.Context()); name != "" && !Is(r.Context()) {
 		as = controller(name)
 	}
-	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's connection is not this request's
-	in := r.Clone(context.WithValue(ctx, key{}, as))
+	in := r.Clone(context.WithValue(unaudited{r.Context()}, key{}, as))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
 		in.Body = http.NoBody

@@ -1,6 +1,5 @@
-// Package watchwriter sends events to the clients of watches without upstream's handler. To send an event, that handler
-// wakes two goroutines, its own and the watch's, and goes through several writers. This costs more than writing the
-// event to the connection. The events with which watches begin are encoded once for all watches.
+// Package watchwriter sends the events with which watches begin. They are encoded once for all watches, and sent many
+// at a time, while upstream's handler would send each event by itself.
 package watchwriter
 
 import (
@@ -65,20 +64,8 @@ func New(e *Encoding, s *serving.Stream) kubestore.WatchWriter { return writer{e
 // Encoding implements kubestore.WatchWriter.
 func (w writer) Encoding() kubestore.Encoding { return w.encoding }
 
-// Sends implements kubestore.WatchWriter.
-func (w writer) Sends() bool { return w.stream.Sends() }
-
-// Send implements kubestore.WatchWriter. It counts as upstream's handler does, except that sizes include the frame.
-func (w writer) Send(event []byte) bool {
-	if !w.stream.Send(event) {
-		return false
-	}
-	w.encoding.events.Inc()
-	w.encoding.sizes.Observe(float64(len(event)))
-	return true
-}
-
-// SendAll implements kubestore.WatchWriter. It counts each event with the mean size of all events.
+// SendAll implements kubestore.WatchWriter. It counts as upstream's handler does, except that it counts each event with
+// the mean size of all events, and that sizes include the frame.
 func (w writer) SendAll(frames []byte, events int) error {
 	if err := w.stream.SendAll(frames); err != nil {
 		return err
@@ -151,12 +138,6 @@ func (e *Encodings) Of(resource schema.GroupVersionResource, mediaType string, n
 
 // Name implements kubestore.Encoding.
 func (e *Encoding) Name() string { return e.name }
-
-// Encode implements kubestore.Encoding.
-func (e *Encoding) Encode(t watch.EventType, object runtime.Object) ([]byte, error) {
-	frame, err := e.Frame(t, object)
-	return serving.HTTPChunk(frame), err
-}
 
 // Frame implements kubestore.Encoding. It recovers a panic of upstream's encoders, since no waiting request would
 // recover the panic and answer.

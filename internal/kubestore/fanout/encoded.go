@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 )
 
 // encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
@@ -22,8 +21,8 @@ type encodedOnce struct {
 	mu              sync.Mutex // guards the fields below, but not the fields of a representation
 	object          runtime.Object
 	decorated       bool
-	failed          error                   // of the function that decorated it
-	representations map[any]*representation // by runtime.Identifier of upstream's encoders, or eventIn
+	failed          error                                  // of the function that decorated it
+	representations map[runtime.Identifier]*representation // by upstream's encoders
 }
 
 // Shared is an object that many watches send in the same encoding.
@@ -45,16 +44,8 @@ func Decorate(o runtime.Object, change func(runtime.Object) error) error {
 // announced is an object that one watch sends. Upstream's encoders recognise it as a CacheableObject.
 type announced struct {
 	runtime.Object
-	receipt *Receipt
-}
-
-// Receipt tells when an object was encoded. The watch may wait for the encoding, and so for the client.
-type Receipt struct {
 	encoded chan struct{}
 	once    sync.Once // closes encoded
-	// decorated says that the object was changed, and sent that it was encoded and written without error. Both fields
-	// are set before encoded is closed.
-	decorated, sent bool
 }
 
 var (
@@ -62,36 +53,20 @@ var (
 	_ Shared                  = (*announced)(nil)
 )
 
-// Announce returns the object as one watch sends it, and the receipt that tells when it was encoded.
-func Announce(object runtime.Object) (runtime.Object, *Receipt) {
-	r := &Receipt{encoded: make(chan struct{})}
-	return &announced{object, r}, r
-}
-
-// Encoded is closed when the object was encoded.
-func (r *Receipt) Encoded() <-chan struct{} { return r.encoded }
-
-// SentAsIs says that the object was encoded and written, and that nobody had changed it.
-func (r *Receipt) SentAsIs() bool {
-	select {
-	case <-r.encoded:
-		return r.sent && !r.decorated
-	default:
-		return false
-	}
+// Announce returns the object as one watch sends it, and a channel that is closed when the object was encoded. The
+// watch may wait for the encoding, and so for the client.
+func Announce(object runtime.Object) (runtime.Object, <-chan struct{}) {
+	a := &announced{Object: object, encoded: make(chan struct{})}
+	return a, a.encoded
 }
 
 // CacheEncode implements runtime.CacheableObject. The encoding goes to the client.
 func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	var err error
-	defer func() { a.receipt.once.Do(func() { close(a.receipt.encoded) }) }() // also if encode panics
+	defer a.once.Do(func() { close(a.encoded) }) // also if encode panics
 	if shared, ok := a.Object.(runtime.CacheableObject); ok {
-		err = shared.CacheEncode(id, encode, w)
-	} else {
-		err = encode(a.Object, w)
+		return shared.CacheEncode(id, encode, w)
 	}
-	a.receipt.sent = err == nil
-	return err
+	return encode(a.Object, w)
 }
 
 // GetObject implements runtime.CacheableObject.
@@ -99,35 +74,7 @@ func (a *announced) GetObject() runtime.Object { return a.DeepCopyObject() }
 
 // Decorate implements Shared.
 func (a *announced) Decorate(change func(runtime.Object) error) error {
-	a.receipt.decorated = true
 	return Decorate(a.Object, change)
-}
-
-// Encoding is the encoding of the events that clients are sent. Encodings are compared with ==. An Encoding is safe for
-// concurrent use.
-type Encoding interface {
-	// Encode encodes an event of an object. It may write to the object.
-	Encode(t watch.EventType, object runtime.Object) ([]byte, error)
-}
-
-type eventIn struct {
-	encoding Encoding
-	t        watch.EventType
-}
-
-// Encoded returns the encoded event. The event is encoded once, for the first of many watches that needs the encoding.
-// Encoded returns false if the event is not shared by many watches, or cannot be encoded.
-func Encoded(e watch.Event, in Encoding) (event []byte, ok bool) {
-	shared, ok := e.Object.(*encodedOnce)
-	if !ok {
-		return nil, false
-	}
-	made := shared.representation(eventIn{in, e.Type})
-	made.once.Do(func() {
-		made.err = errPanicked
-		made.data, made.err = in.Encode(e.Type, shared.GetObject())
-	})
-	return made.data, made.err == nil
 }
 
 // errPanicked marks a representation whose encoder did not return, so that no other watch takes it for an empty
@@ -148,7 +95,7 @@ func newEncodedOnce(object runtime.Object) *encodedOnce {
 	if !ok {
 		return nil
 	}
-	return &encodedOnce{Object: about, object: object, representations: map[any]*representation{}}
+	return &encodedOnce{Object: about, object: object, representations: map[runtime.Identifier]*representation{}}
 }
 
 // CacheEncode implements runtime.CacheableObject.
@@ -173,7 +120,7 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 }
 
 // representation returns the entry of one representation. The entry may still be empty.
-func (o *encodedOnce) representation(of any) *representation {
+func (o *encodedOnce) representation(of runtime.Identifier) *representation {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	e := o.representations[of]

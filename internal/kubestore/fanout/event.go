@@ -64,9 +64,6 @@ type Delivery struct {
 	Event *Event
 	// Bookmark is the revision of a bookmark: every event up to it was delivered before.
 	Bookmark eventlog.Revision
-	// Few says that few events come with this event, so the feed has the time to do more for each event. If there are
-	// many events, it is better to send together all events that wait for a client.
-	Few bool
 	// many says that enough watches get the event for an encoding to be worth keeping.
 	many bool
 	// prompt says that the event's objects can be decoded quickly and without waiting.

@@ -139,7 +139,7 @@ func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	defer f.mu.Unlock()
 	for _, e := range events {
 		f.window.add(e, f.windowBytes())
-		f.fanOut(e, len(events) <= few)
+		f.fanOut(e)
 	}
 	f.window.To = upTo
 	f.hold()
@@ -153,9 +153,8 @@ func (f *Feed) changed() {
 
 // fanOut looks up every key under which a subscription to the event may be: the row key, and each prefix of the row key
 // that ends with a slash.
-func (f *Feed) fanOut(e *Event, few bool) {
+func (f *Feed) fanOut(e *Event) {
 	d := NewDelivery(e)
-	d.Few = few
 	f.concerned = f.concerned[:0]
 	for first := e.RowKey; first != ""; first = first[:strings.LastIndexByte(first[:len(first)-1], '/')+1] {
 		a := f.audiences[first]
@@ -174,9 +173,6 @@ func (f *Feed) fanOut(e *Event, few bool) {
 	}
 	clear(f.concerned) // else a watch that has left would stay in memory, with its unread deliveries
 }
-
-// few is the greatest number of events that the feed gets at once while it keeps up with the log.
-const few = 4
 
 // offeredAlone is how many subscriptions are offered a delivery before a second goroutine helps.
 const offeredAlone = 32

@@ -47,6 +47,7 @@ func parse() options {
 	flag.DurationVar(&o.budget, "budget", 10*time.Minute, "begin no round after this time")
 	flag.StringVar(&o.only, "only", "", "run one side: 'logplane' or 'kubernetes'")
 	flag.StringVar(&o.shape, "shape", "serve", "'serve', 'three' or 'plain'")
+	flag.DurationVar(&side.SyncDelay, "sync-delay", 0, "by how much each sync of a file takes longer, as on a slower disk; needs strace")
 	flag.IntVar(&o.load.objects, "objects", 10000, "objects in the list, at least 1000")
 	flag.IntVar(&o.load.singles, "singles", 300, "requests of each kind that are sent one after the other")
 	flag.IntVar(&o.load.lists, "lists", 5, "times each whole list is read")

@@ -24,12 +24,28 @@ type process struct {
 	output string // the file with its output
 }
 
+// SyncDelay is how much longer each sync of a file takes in every process that is started from then on. A SyncDelay
+// needs strace.
+var SyncDelay time.Duration
+
+// slowed returns the command with syncs that take SyncDelay longer. The process stays a child of this program (-D), and
+// only its syncs stop for strace (--seccomp-bpf).
+func slowed(command []string) []string {
+	if SyncDelay == 0 {
+		return command
+	}
+	const calls = "fsync,fdatasync"
+	return append([]string{"strace", "-D", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=" + calls,
+		"-e", fmt.Sprintf("inject=%s:delay_exit=%d", calls, SyncDelay.Microseconds())}, command...)
+}
+
 func startProcess(ctx context.Context, folder string, command []string) (*process, error) {
 	file, err := os.CreateTemp(folder, filepath.Base(command[0])+"-*.log")
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close() // the child has its own descriptor
+	command = slowed(command)
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = file, file, folder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
