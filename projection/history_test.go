@@ -4,6 +4,7 @@ import (
 	crand "crypto/rand"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -148,7 +149,7 @@ func TestThePastIsExact(t *testing.T) {
 				name := r.names[rand.IntN(len(r.names))]
 				rows, err := p.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
-				requireVersions(t, p, podKey(name).RowKey(), rows)
+				requireVersions(t, p, podKey(name).RowKey(), rows, []int{1, 2, math.MaxInt}[seed%3])
 				versions := 0
 				for _, e := range r.model.events {
 					if len(e) > 4 && e[2:5] == name {
@@ -168,17 +169,21 @@ func TestThePastIsExact(t *testing.T) {
 	}
 }
 
-// requireVersions reads all versions of a key in pages. The versions must be the history without void events.
-func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
+// requireVersions reads all versions of a key in pages, each of which ends after so many looks. The versions must be the
+// history without void events.
+func requireVersions(t *testing.T, p *Projection, key string, history []Row, looks int) {
 	var want, got []Revision
 	for _, r := range history {
 		if !r.Void {
 			want = append(want, r.Revision)
 		}
 	}
-	below := ^Revision(0)
-	for calls := 0; below > 0; calls++ {
-		rows, next, err := p.Versions(t.Context(), key, below, 3, nil)
+	for below := ^Revision(0); below > 0; {
+		looked := 0
+		rows, next, err := p.Versions(t.Context(), key, below, 3, func(Revision, int) bool {
+			looked++
+			return looked < looks
+		})
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(rows), 3)
 		require.Less(t, next, below)
@@ -187,7 +192,7 @@ func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 		}
 		below = next
 	}
-	require.Equal(t, want, got, key)
+	require.Equal(t, want, got, "%s, %d looks", key, looks)
 }
 
 // TestVersionsHoldSomeMiB: large versions come a few at a time, wherever they are kept.

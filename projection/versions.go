@@ -82,10 +82,11 @@ func (s *versionSearch) run(ctx context.Context) error {
 			return nil
 		}
 		visits++
-		s.look(s.below, visitBytes)
+		at := s.below
 		if err := s.older(ctx); err != nil {
 			return err
 		}
+		s.look(at, visitBytes) // a visit is made whole: one that took nothing would pass over its versions
 	}
 	if s.below <= kept {
 		s.below = 0
