@@ -169,8 +169,8 @@ func TestThePastIsExact(t *testing.T) {
 	}
 }
 
-// requireVersions reads all versions of a key in pages, each of which ends after so many looks. The versions must be the
-// history without void events.
+// requireVersions reads all versions of a key in pages, each of which ends after so many looks. The versions must be
+// the history without void events.
 func requireVersions(t *testing.T, p *Projection, key string, history []Row, looks int) {
 	var want, got []Revision
 	for _, r := range history {
