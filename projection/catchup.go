@@ -25,7 +25,8 @@ const (
 	// piece that one commit folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds the reads of one call that bring no progress because the log was purged or grew meanwhile.
+	// catchUpSteps bounds how many reads in a row bring one call no progress, because the log was purged or grew
+	// meanwhile.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
@@ -145,9 +146,9 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	return v
 }
 
-// lacksOnlyBarrier says that the view has everything up to the bounds' head but the barrier that proved the head, and
-// need not read that barrier. A log that went back may have grown again to the same length since the view was made.
-// After the loss of a leader, an election begins after seconds. So the view must be newer than that.
+// lacksOnlyBarrier says that up to the bounds' head the view lacks only the barrier that proved the head, and that this
+// barrier need not be read. A log that went back may have grown again to the same length since the view was made. An
+// election begins only seconds after the loss of a leader. So the view must be younger than electionTime.
 func (v *View) lacksOnlyBarrier(bounds eventlog.Bounds) bool {
 	at := v.tail.at.Revision
 	return bounds.Barrier && v.Revision() == bounds.Head-1 && bounds.First <= at+1 && v.Revision()-at < quietBarriers && v.Age() < electionTime
@@ -193,8 +194,8 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 	return bounds.Head-max(v.Revision(), v.rootRead) > behindEvents || len(since) > longEvents || bytes > longBytes
 }
 
-// stepRoot reads the root. When the log gave the bounds, a root had every event that the log had purged (invariant 5).
-// So there is a hole if a root that is read after the bounds ends before the log begins.
+// stepRoot reads the root. Before the log gave the bounds, a committed root already covered every event that the log
+// had purged (invariant 5). So there is a hole if a root that is read after the bounds ends before the log begins.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)

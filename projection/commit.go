@@ -81,8 +81,9 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	return made, nil
 }
 
-// commit makes one commit up to its new root, from top to bottom. Purging, which only projectors may do, is left to
-// Commit. more says that there were too many events for one commit. all commits a few barriers too.
+// commit makes one commit up to its new root, which is stages 1 to 7. It leaves the purge, which only projectors may
+// do, to Commit. more says that there were too many events for one commit. If all is set, commit also commits a few
+// barriers without another event.
 //
 // Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, swapRoot begins again with stage
 // 1, or discards the objects that were written; Collect deletes the rest. If stage 7 fails, only stage 7 is tried

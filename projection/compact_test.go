@@ -62,8 +62,8 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
-// TestEveryRunIsCut: whatever is merged, a part has about partBytes, also in runs above the base, and even if all its
-// versions are of one key. So the bytes that a compaction holds and sends at once do not grow.
+// TestEveryRunIsCut: whatever is merged, a part has about partBytes, even in a run above the base, or with versions of
+// only one key. So the bytes that a compaction holds and sends at once do not grow.
 func TestEveryRunIsCut(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.partBytes = 64 << 10

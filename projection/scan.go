@@ -229,7 +229,7 @@ type runSource struct {
 	cursor       *segment.Cursor
 	// before is the cursor of the previous part.
 	before *segment.Cursor
-	// through is how the blocks are read.
+	// through says which caches the reads use.
 	through through
 	// wanted is nil if every block is read. Otherwise filter is the filter of the first part, once that part is open.
 	wanted *Selection

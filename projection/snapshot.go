@@ -187,8 +187,8 @@ func (s *segmentRef) matches(sum segment.Summary) error {
 	return nil
 }
 
-// newest returns the newest version of the key at or below the revision that has none of the flags in skip. It reads a
-// run only if the run may hold a newer version than the one found.
+// newest returns the key's newest version at or below the revision. It passes over versions that have one of the flags
+// in skip. It reads a run only if the run may hold a newer version than the one found.
 func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
 	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
 		r := s.inline[i]

@@ -539,7 +539,7 @@ func (c *cluster) store(name, contentType string, body []byte) {
 }
 
 // TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has
-// given the name up in an update. A lifecycle need not run at that time.
+// given the name up in an update. If no lifecycle runs at that time, the next lifecycle accepts the name.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()

@@ -113,7 +113,8 @@ func TestControllersScale(t *testing.T) {
 	require.EqualValues(t, 2, controller.Generation)
 }
 
-// TestCoreResources makes one object of each remaining kind.
+// TestCoreResources makes and deletes one object of each kind in the core group, except bindings, component statuses,
+// namespaces, Pods, replication controllers and Services.
 func TestCoreResources(t *testing.T) {
 	s := bootstrapped(t)
 	for path, body := range map[string]string{

@@ -108,7 +108,7 @@ func TestReservedDefinitions(t *testing.T) {
 		require.Equal(t, 422, a.code, a.body)
 		require.Contains(t, a.object(t)["message"], c.why)
 	}
-	// Such a version may not be added either, but a definition that is already stored may be changed.
+	// A built-in version may not be added either, but an already stored definition may be changed.
 	crd := definition("things", "networking.k8s.io", "v9alpha1", "v1")
 	a := request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: asJSON(t, map[string]any{"spec": crd.Spec})}.do(t, s)
 	require.Equal(t, 422, a.code, a.body)

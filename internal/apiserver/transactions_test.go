@@ -470,8 +470,7 @@ func TestLargeTransaction(t *testing.T) {
 	require.Len(t, s.events(t, before), 1002)
 }
 
-// Fields are managed as if each operation were a request. Each operation has a record in the audit log, which names the
-// transaction's record.
+// Fields are managed as if each operation were a request. Each operation's audit record names the transaction's record.
 func TestTransactionManagersAndRecords(t *testing.T) {
 	change, records := recording(t)
 	s := newServer(t, change)
@@ -651,7 +650,7 @@ func TestTransactionRepresentations(t *testing.T) {
 	require.Len(t, a.header["Warning"], 1)
 }
 
-// Webhooks and policies for everything are asked about the transaction itself and about each operation.
+// Webhooks and policies that match everything are asked about the transaction itself and about each operation.
 func TestTransactionsAreJudged(t *testing.T) {
 	s := newServer(t)
 	var mu sync.Mutex

@@ -66,7 +66,7 @@ func (o *options) check() error {
 // stopTime is how long requests may take after the process was told to end.
 const stopTime = 3 * time.Second
 
-// run serves until ctx ends. The output of the sandboxes goes to the log.
+// run serves until ctx ends. The output of the sandboxes goes to 'log'.
 func run(ctx context.Context, o options, log io.Writer) error {
 	if err := o.check(); err != nil {
 		return err

@@ -72,7 +72,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	t.Logf("CPU seconds of 500 pages: %.2f in the crowd, %.2f next door", all, few)
 	require.Less(t, all, 2*few+0.3)
 
-	// watch watches an empty list from a revision before all other objects.
+	// watch watches an empty list from a revision older than all objects.
 	watch := func() {
 		a := s.do(tenant, http.MethodGet, "/api/v1/namespaces/tenant/secrets?watch=true&timeoutSeconds=1&resourceVersion="+before, "", "")
 		require.Equal(t, http.StatusOK, a.Code, string(a.Body))

@@ -120,7 +120,7 @@ func prepare(t *testing.T) {
 }
 
 // TestSimulate: clients of a cell get only true answers, whatever stalls, fails or expires, and whatever is killed,
-// cancelled, collected, purged or fenced. Each seed has its own world.
+// cancelled, collected, purged or fenced. Each seed is one simulation.
 func TestSimulate(t *testing.T) {
 	prepare(t)
 	limit := 6 * time.Second

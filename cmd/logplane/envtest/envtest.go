@@ -1,9 +1,9 @@
 // Package envtest lets this binary stand in for the binaries that test frameworks start: etcd and kube-apiserver. It is
 // named after controller-runtime's framework.
 //
-// The binary takes such a part when it is called by that name. 'etcd' keeps the cell's log and bucket below its data
-// folder, and 'kube-apiserver' serves them. State passes between the two through the log and the bucket, as between all
-// processes of a cell: 'kube-apiserver' may be killed, started again, or started several times.
+// The binary stands in for one of the two when it is called by that one's name. 'etcd' keeps the cell's log and bucket
+// below its data folder, and 'kube-apiserver' serves them. State passes between the two through the log and the bucket,
+// as between all processes of a cell: 'kube-apiserver' may be killed, started again, or started several times.
 package envtest
 
 import (
@@ -13,7 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Named returns the command that the binary is under a name, and its arguments. For every other name it returns nil.
+// Named returns the command that the binary runs under the name, and the command's arguments. For an unknown name the
+// command is nil.
 func Named(name string, args []string) (*cobra.Command, []string) {
 	switch name {
 	case "etcd":

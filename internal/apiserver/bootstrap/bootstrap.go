@@ -39,7 +39,7 @@ type Config struct {
 	Ranges services.Ranges
 	// RootCA is the certificate that every namespace gets. It is empty if there is no certificate.
 	RootCA []byte
-	// Bare leaves out the account and the certificate of the namespaces.
+	// Bare leaves out each namespace's ServiceAccount and certificate.
 	Bare bool
 	// Loopback is the configuration of a client that calls this process and may do everything.
 	Loopback *clientrest.Config

@@ -87,8 +87,8 @@ func (s *summaries) now(ctx context.Context) (Set, error) {
 // errBusy is an answer to clients: other requests have been reading all CRDs for long.
 var errBusy = apierrors.NewTooManyRequests("the CustomResourceDefinitions are still being read", 1)
 
-// find finds the CRDs that have changed by the revisions of all rows, without their values. If no CRD is known yet, it
-// reads them all.
+// find compares all rows' revisions, without values, with the revisions of the known CRDs. It marks each changed CRD as
+// stale. If no CRD is known yet, find reads all CRDs.
 func (s *summaries) find(ctx context.Context, v *projection.View) (err error) {
 	if len(s.byName) == 0 {
 		if s.byName, err = s.at(ctx, v); err != nil {

@@ -55,8 +55,8 @@ type Kind struct {
 	// Tables returns the convertor to Tables, for the context in which the store answers. It is nil for a kind without
 	// Tables.
 	Tables func(context.Context) rest.TableConvertor
-	// Verbatim returns a function that encodes stored objects as a media type, for the context in which the store
-	// answers. It is nil for a kind whose objects must be decoded.
+	// Verbatim returns an encoder of stored objects as a media type. ctx is the context in which the store answers.
+	// Verbatim is nil for a kind whose objects must be decoded.
 	Verbatim func(ctx context.Context, mediaType string) kubestore.Append
 }
 

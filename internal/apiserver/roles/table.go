@@ -265,8 +265,8 @@ func (t *table) of(who user.Info) []*binding {
 	return found
 }
 
-// manyBindings is the largest number of a user's bindings that are all returned. For a user with more bindings, only
-// the first binding to each role is returned.
+// manyBindings: for a user with at most this many bindings, all of them are returned. For a user with more, only the
+// first binding to each role is returned.
 const manyBindings = 16
 
 func distinctRoles(found []*binding) (distinct []*binding) {

@@ -59,7 +59,7 @@ func (o *object) matches(p *storage.SelectionPredicate) bool {
 	return o.attrsErr == nil && p.MatchesObjectAttributes(o.labels, o.fields)
 }
 
-// sendable returns the loaded object for one watch: a copy, or for many watches the object that is encoded once.
+// sendable returns the loaded object: a copy for one watch, or for many watches the object that is encoded once.
 func (o *object) sendable(many bool) runtime.Object {
 	if !many {
 		return o.decoded.DeepCopyObject()
