@@ -154,8 +154,7 @@ func hint(err error) string {
 // withoutURL returns the error without the parts of the URL that a parsing error would repeat. Those parts may hold a
 // password.
 func (s Servers) withoutURL(err error) error {
-	var parsing *url.Error
-	if errors.As(err, &parsing) && strings.Contains(s.URL, "@") {
+	if _, ok := errors.AsType[*url.Error](err); ok && strings.Contains(s.URL, "@") {
 		return errors.New("it is not a URL; in a password, characters such as '/', '#' and '@' must be percent-encoded")
 	}
 	return err

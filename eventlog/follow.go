@@ -30,8 +30,7 @@ func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) erro
 		if f.at.Revision > before {
 			try = 0
 		}
-		var fatal *fatal
-		if errors.As(err, &fatal) {
+		if fatal, ok := errors.AsType[*fatal](err); ok {
 			return fatal.error
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) {

@@ -41,8 +41,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 	for try := 0; ; try++ {
 		unanswered = unanswered || errors.Is(err, errUnanswered)
 		var rev Revision
-		var broken *conflict
-		if errors.As(err, &broken) {
+		if broken, ok := errors.AsType[*conflict](err); ok {
 			rev, err = l.search(ctx, msgs, writes, before, broken)
 			if err == nil || errors.Is(err, ErrConflict) || errors.Is(err, errRangeGone) {
 				return rev, err

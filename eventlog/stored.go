@@ -43,8 +43,7 @@ func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	if !told {
 		err = l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, []byte(request), quoted(&m))
 	}
-	var refused *serverError
-	if errors.As(err, &refused) && refused.Code == codeMessageNotFound {
+	if refused, ok := errors.AsType[*serverError](err); ok && refused.Code == codeMessageNotFound {
 		return stored{}, errNoMessage
 	}
 	return m, err

@@ -52,8 +52,7 @@ func (e *ReadError) Unwrap() error { return e.Err }
 
 // unread wraps the error of a read in a ReadError, unless the error is about the request itself.
 func unread(err error) error {
-	var known *ReadError
-	if err == nil || errors.As(err, &known) {
+	if _, known := errors.AsType[*ReadError](err); known || err == nil {
 		return err
 	}
 	for _, answer := range []error{errEnough, ErrExpired, ErrTooMuch, ErrTrimmed, ErrFuture} {

@@ -140,8 +140,7 @@ func decodeFrame(magic uint32, b []byte, v any) error {
 		return fmt.Errorf("its checksum does not match: %w", ErrDamaged)
 	}
 	err := rootDecoding.Unmarshal(b[frameHeader:], v)
-	var unknown *cbor.UnknownFieldError
-	if errors.As(err, &unknown) {
+	if _, ok := errors.AsType[*cbor.UnknownFieldError](err); ok {
 		return fmt.Errorf("%w: %w", err, ErrNewer)
 	}
 	return err

@@ -30,7 +30,7 @@ func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, boo
 		if f.Changed || !found {
 			return
 		}
-		if invalid := (*pflag.InvalidValueError)(nil); errors.As(flags.Set(f.Name, value), &invalid) {
+		if invalid, ok := errors.AsType[*pflag.InvalidValueError](flags.Set(f.Name, value)); ok {
 			failures = append(failures, values.Misread(name, invalid))
 		}
 		f.Changed = false // Changed still means that the flag is on the command line

@@ -145,10 +145,10 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	explainArguments(root)
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 			return fmt.Errorf("%w%s: '%s --help' lists the flags", err, similar(flagsOf(cmd), unknown.GetSpecifiedName(), "--"), cmd.CommandPath())
 		}
-		if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
+		if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 			return values.Misread("--"+invalid.GetFlag().Name, invalid)
 		}
 		return err

@@ -67,8 +67,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	deleter := deletion.NewNamespacedResourcesDeleter(ctx, heldNamespaces{l.client.CoreV1().Namespaces(), pending},
 		l.metadata, l.client.CoreV1(), resources, corev1.FinalizerKubernetes)
 	err = deleter.Delete(ctx, t.namespace)
-	var remaining *deletion.ResourcesRemainingError
-	if errors.As(err, &remaining) {
+	if _, ok := errors.AsType[*deletion.ResourcesRemainingError](err); ok {
 		return &notYetError{After: remainingInterval, Reason: "content remains, and its conditions say what"}
 	}
 	if err == nil {

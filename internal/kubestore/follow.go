@@ -227,8 +227,7 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.St
 	}
 	event, found, err := d.For(ctx, s, w.selects)
 	if err != nil {
-		var corrupt *corruptError
-		if d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt) && !errors.Is(err, ErrDropped) {
+		if corrupt, ok := errors.AsType[*corruptError](err); ok && d.Event.Op == eventlog.Deleted && !errors.Is(err, ErrDropped) {
 			return corruptDeletion(corrupt)
 		}
 		return err

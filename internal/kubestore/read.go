@@ -63,8 +63,7 @@ func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error 
 // asCorrupt turns the error of a corrupt object into the error by which upstream's unsafe deletion recognises such an
 // object.
 func (s *store) asCorrupt(path string, err error) error {
-	var corrupt *corruptError
-	if err != nil && errors.As(err, &corrupt) {
+	if corrupt, ok := errors.AsType[*corruptError](err); ok {
 		return storage.NewCorruptObjError(path, corrupt)
 	}
 	return err

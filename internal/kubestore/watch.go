@@ -230,8 +230,7 @@ func passing(err error) bool {
 			return false
 		}
 	}
-	var corrupt *corruptError
-	if errors.As(err, &corrupt) {
+	if corrupt, ok := errors.AsType[*corruptError](err); ok {
 		return corrupt.sealed
 	}
 	if errors.As(err, new(*Unconverted)) { // the client must see this error

@@ -32,7 +32,7 @@ type Catalog struct{ Kinds []Kind }
 // readCatalog asks the API for the kinds that it serves. It leaves out remote API servers that do not answer.
 func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	groups, lists, err := from.ServerGroupsAndResources()
-	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); err != nil && !errors.As(err, &failed) {
+	if _, partial := errors.AsType[*discovery.ErrGroupDiscoveryFailed](err); err != nil && !partial {
 		return nil, err
 	}
 	served := map[string]*metav1.APIResourceList{}

@@ -166,8 +166,7 @@ func (b *Bell) post(ctx context.Context, d *door) error {
 		}
 	}
 	response, err := b.client.Do(request)
-	var failed *url.Error
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err // without the URL
 	}
 	if err != nil {

@@ -67,8 +67,7 @@ type errSeatless struct{ error }
 // endSeatless ends a request that did not get a seat again. Upstream would treat that error as a refusal of the token
 // or the request. So endSeatless panics, like a lister that cannot read.
 func endSeatless(err error) {
-	var lost errSeatless
-	if errors.As(err, &lost) {
+	if lost, ok := errors.AsType[errSeatless](err); ok {
 		panic(listers.Unreadable{Err: lost.error})
 	}
 }

@@ -231,8 +231,7 @@ func affordable(answer []byte) error {
 		measure = shape.JSON
 	}
 	_, err := measure(answer)
-	var beyond *shape.Error
-	if errors.As(err, &beyond) && !beyond.Malformed {
+	if beyond, ok := errors.AsType[*shape.Error](err); ok && !beyond.Malformed {
 		return fmt.Errorf("the answer is not read: %w", err)
 	}
 	if bytes.HasPrefix(answer, []byte("k8s\x00")) || large && !json.Valid(answer) {

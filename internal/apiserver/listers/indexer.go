@@ -218,8 +218,7 @@ func (i *Indexer) Parse(ctx context.Context, row projection.Row) (runtime.Object
 
 // surely panics if the bucket could not be read, since upstream would take such an error for a refusal of the request.
 func surely(err error) error {
-	var unread *projection.ReadError
-	if errors.As(err, &unread) {
+	if _, ok := errors.AsType[*projection.ReadError](err); ok {
 		panic(Unreadable{err})
 	}
 	return err

@@ -146,9 +146,8 @@ func (k keys) Retrieve(ctx context.Context) (aws.Credentials, error) {
 // Ensure finds the bucket. If it is missing and mayMake is set, Ensure makes it, and says so.
 func (b *Bucket) Ensure(ctx context.Context, mayMake bool) (made bool, err error) {
 	_, err = send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name})
-	var answer *awshttp.ResponseError
 	status := 0
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		status = answer.HTTPStatusCode()
 	}
 	switch {
@@ -351,8 +350,7 @@ func failure(op, key string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var answer *awshttp.ResponseError
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		status, code := answer.HTTPStatusCode(), code(err)
 		switch {
 		case status == http.StatusPreconditionFailed,
@@ -369,8 +367,7 @@ func failure(op, key string, err error) error {
 
 // code is the S3 error code in err, or empty.
 func code(err error) string {
-	var api smithy.APIError
-	if errors.As(err, &api) {
+	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		return api.ErrorCode()
 	}
 	return ""
