@@ -94,7 +94,7 @@ func (p *Projection) commit(ctx context.Context, all bool) (v *View, more bool, 
 		// 1. Catch up. swap has caught up: v is the newest state that this process knows. The view's root may still be
 		//    an old one; stage 7 finds that out.
 		goal = cmp.Or(goal, v.tail.at.Revision)
-		more = v.tail.bytes >= gatherBytes
+		more = more || v.tail.bytes >= gatherBytes     // goal is below the head if an earlier attempt had too many
 		if v.Applied() >= goal || !all && !v.dirty() { // another projector has committed it, or there is nothing to commit
 			return nil, nil
 		}

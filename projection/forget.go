@@ -57,8 +57,10 @@ func (p *Projection) forget(ctx context.Context, keys []string, stall time.Durat
 		return done, err
 	}
 	began := time.Now()
-	if err := p.commitUpTo(ctx, filled); err != nil {
-		return done, err
+	for more := true; more; { // up to the last barrier at least
+		if _, more, err = p.commit(ctx, true); err != nil {
+			return done, err
+		}
 	}
 	gone, last, err := p.toForget(ctx, keys, filled)
 	if err != nil {
@@ -100,21 +102,6 @@ func (p *Projection) forget(ctx context.Context, keys []string, stall time.Durat
 
 // forgetPasses bounds how often Forget reads all of the bucket.
 const forgetPasses = 4
-
-// commitUpTo commits until the root has applied the revision, which must be in the log.
-func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
-	for {
-		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
-			if v.Applied() >= upto {
-				return nil, nil
-			}
-			return p.advance(ctx, v)
-		})
-		if err != nil || v.Applied() >= upto {
-			return err
-		}
-	}
-}
 
 // toForget says which versions of the keys must go, and returns the revision of the newest version among the keys, 0 if
 // there is none. A live object loses every version before the newest. Any other key loses every version up to the given
