@@ -128,9 +128,7 @@ const startAge = time.Second
 // barrier proves a head by a quorum: a deposed leader cannot have a barrier acknowledged. Raft never puts a barrier
 // into the middle of a batch. If the first revision is not known, it is asked for at the same time.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
-	l.mu.Lock()
-	known := l.start
-	l.mu.Unlock()
+	known := *l.start.Load()
 	fresh := Elapsed(known.asked) < startAge
 	acknowledged := make(chan struct{})
 	var leader string
@@ -162,13 +160,6 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 			leader, l.config.Stream, err)
 	}
 	return Bounds{First: known.revision, Head: head, Barrier: true}, err
-}
-
-// knowStart remembers the log's first revision. The zero value forgets it.
-func (l *Log) knowStart(s start) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.start = s
 }
 
 // publishBarrier appends a barrier, with further headers and a body if they are given.
@@ -276,6 +267,6 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 	}
 	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
 	bounds := Bounds{First: max(answer.State.First, 1), Head: answer.State.Last} // a stream that never held a message has first 0
-	l.knowStart(start{bounds.First, asked})
+	l.start.Store(&start{bounds.First, asked})
 	return state{bounds, answer.State.Bytes, answer.Config.MaxBytes, answer.Cluster.Leader, active}, nil
 }

@@ -72,12 +72,12 @@ type Log struct {
 	// begun and ended count appends of several events. An append whose outcome stays unknown is never counted as ended.
 	begun, ended atomic.Int64
 	link         atomic.Pointer[link]
-	left         atomic.Int64 // when leaveServer last left a server, in nanoseconds of Unix time
+	left         atomic.Int64          // when leaveServer last left a server, in nanoseconds of Unix time
+	start        atomic.Pointer[start] // never nil
 
 	mu      sync.Mutex
 	asking  bool      // mu; a question for the head is in flight
 	waiting *question // mu; the question that is sent next, nil if nobody waits for it
-	start   start     // mu
 }
 
 // Open checks the stream's settings and returns the log.
@@ -101,6 +101,7 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	}
 	l := &Log{config: c, batches: make(chan struct{}, batchesInFlight)}
 	l.replicas.Store(int32(held.Replicas))
+	l.start.Store(&start{})
 	l.watchLink()
 	return l, nil
 }

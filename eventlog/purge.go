@@ -87,7 +87,7 @@ func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	if l.replicated() {
-		l.knowStart(start{}) // the operator sees the bounds as they are
+		l.start.Store(&start{}) // the operator sees the bounds as they are
 		b, err = l.barrier(ctx)
 	} else {
 		b, err = l.learn(ctx, 0)
@@ -173,6 +173,6 @@ const wipeTries = 3
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }
 	request := fmt.Appendf(nil, `{"seq":%d}`, first)
-	defer l.knowStart(start{})
+	defer l.start.Store(&start{})
 	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, request, decoded(&answer, &answer.refusal))
 }
