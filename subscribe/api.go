@@ -153,11 +153,3 @@ func parseRevision(s string) (uint64, error) {
 	}
 	return rev, nil
 }
-
-func revisionOf(body []byte) (string, error) {
-	var object metav1.PartialObjectMetadata
-	if err := json.Unmarshal(body, &object); err != nil {
-		return "", err
-	}
-	return object.ResourceVersion, nil
-}

@@ -2,6 +2,7 @@ package subscribe
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,9 +25,10 @@ func Fetch(ctx context.Context, config *rest.Config, resource schema.GroupVersio
 	if err != nil {
 		return Event{}, fmt.Errorf("fetch '%s' of %s: %w", e.Name, resource.Resource, err)
 	}
-	e.ContentType, e.Body = runtime.ContentTypeJSON, body
-	if e.Revision, err = revisionOf(body); err != nil {
+	var object metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &object); err != nil {
 		return Event{}, fmt.Errorf("fetch '%s' of %s: %w", e.Name, resource.Resource, err)
 	}
+	e.ContentType, e.Body, e.Revision = runtime.ContentTypeJSON, body, object.ResourceVersion
 	return e, nil
 }
