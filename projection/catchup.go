@@ -428,7 +428,7 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, futureWait)
 	defer cancel()
-	err = p.Follow(ctx, v.Revision(), func(newer *View) error {
+	err = p.Follow(ctx, v.Revision(), func(_ context.Context, newer *View) error {
 		v = newer
 		if v.Revision() >= rev {
 			return errEnough
@@ -446,14 +446,9 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 }
 
 // Follow calls yield with a view newer than the revision, and again whenever there is a newer one, until ctx ends or
-// yield fails. It may leave out views, but never the newest. All callers share one reader of the log. The projection
-// must have had a view before.
-func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*View) error) error {
-	return p.follow(ctx, after, func(_ context.Context, v *View) error { return yield(v) })
-}
-
-// follow does the work of Follow. It gives yield a context that ends when the log can no longer be read.
-func (p *Projection) follow(ctx context.Context, after Revision, yield func(context.Context, *View) error) error {
+// yield fails. It may leave out views, but never the newest. All callers share one reader of the log. The context that
+// yield gets ends also when the log can no longer be read. The projection must have had a view before.
+func (p *Projection) Follow(ctx context.Context, after Revision, yield func(context.Context, *View) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.readLog(ctx) })
 	group.Go(func() error {

@@ -68,7 +68,7 @@ func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
 	ended := make(chan error, 2)
 	for range cap(ended) {
 		go func() {
-			ended <- c.Follow(c.ctx, v.Revision(), func(*View) error { return nil })
+			ended <- c.Follow(c.ctx, v.Revision(), func(context.Context, *View) error { return nil })
 		}()
 	}
 	eventlogtest.Eventually(t, "one reads the log", func() bool { return len(c.following) == 1 })
@@ -78,7 +78,7 @@ func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
 	for range cap(ended) {
 		require.ErrorIs(t, <-ended, eventlog.ErrDiverged)
 	}
-	require.ErrorIs(t, c.Follow(c.ctx, v.Revision(), func(*View) error { return nil }), eventlog.ErrDiverged)
+	require.ErrorIs(t, c.Follow(c.ctx, v.Revision(), func(context.Context, *View) error { return nil }), eventlog.ErrDiverged)
 }
 
 func TestAnEmptyBucketNeedsTheWholeLog(t *testing.T) {

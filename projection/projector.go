@@ -89,7 +89,7 @@ func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Tick
 		if err := p.commitSurely(ctx, commit, nil); err != nil {
 			return err
 		}
-		err := p.follow(ctx, p.view.Load().Applied(), func(ctx context.Context, v *View) error {
+		err := p.Follow(ctx, p.view.Load().Applied(), func(ctx context.Context, v *View) error {
 			if !v.dirty() {
 				return nil
 			}

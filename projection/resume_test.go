@@ -37,7 +37,7 @@ func TestALogThatWasFilledAgainIsNoticed(t *testing.T) {
 				if follows {
 					ctx, cancel := context.WithCancel(c.ctx)
 					followed := make(chan error, 1)
-					go func() { followed <- p.Follow(ctx, v.Revision(), func(*View) error { return nil }) }()
+					go func() { followed <- p.Follow(ctx, v.Revision(), func(context.Context, *View) error { return nil }) }()
 					defer func() { cancel(); require.ErrorIs(t, <-followed, eventlog.ErrDiverged) }()
 				}
 				lost := c.put("lost", "acknowledged, and lost with the end of the log")

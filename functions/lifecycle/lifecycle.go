@@ -213,7 +213,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 		q.of(t).Add(t)
 	}
 	after := view.Revision()
-	return l.config.Cell.Projection.Follow(ctx, after, func(v *projection.View) error {
+	return l.config.Cell.Projection.Follow(ctx, after, func(ctx context.Context, v *projection.View) error {
 		for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Revision()) {
 			if err != nil {
 				return err

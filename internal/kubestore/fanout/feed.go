@@ -49,7 +49,7 @@ func (f *Feed) Run(ctx context.Context) error {
 			failures = 0
 			f.Start(f.past(ctx, v))
 			f.changed()
-			err = f.projection.Follow(ctx, v.Revision(), func(v *projection.View) error { return f.follow(ctx, v) })
+			err = f.projection.Follow(ctx, v.Revision(), f.follow)
 			f.stop()
 		}
 		switch {
