@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -32,17 +31,6 @@ func withRemotes(ctx context.Context) context.Context {
 
 func mayAskRemotes(ctx context.Context) bool { return ctx.Value(remoteKey{}) != nil }
 
-func (l *Lifecycle) isRemote(version schema.GroupVersion) (bool, error) {
-	if version.Group == "" {
-		return false, nil
-	}
-	remote, err := l.config.Server.IsRemote(version)
-	if err != nil {
-		return false, fmt.Errorf("look for the server of %s: %w", version, err)
-	}
-	return remote, nil
-}
-
 // guarded refuses requests to remote servers, unless a request's context allows them.
 type guarded struct {
 	http.RoundTripper
@@ -54,7 +42,7 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if len(parts) < 4 || parts[1] != "apis" {
 		return g.RoundTripper.RoundTrip(r)
 	}
-	remote, err := g.l.isRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
+	remote, err := g.l.config.Server.IsRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
 	switch {
 	case err != nil:
 		return nil, err
@@ -91,7 +79,7 @@ func (l *Lifecycle) anyRemote(resources []*metav1.APIResourceList) (bool, error)
 		if err != nil {
 			continue // the deleter reports the error
 		}
-		remote, err := l.isRemote(version)
+		remote, err := l.config.Server.IsRemote(version)
 		if remote || err != nil {
 			return remote, err
 		}
