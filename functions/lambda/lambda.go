@@ -108,7 +108,7 @@ func guarded(ctx context.Context, job func(context.Context) (any, error)) (repor
 
 // FailInit tells the platform why the process cannot start. Otherwise the platform learns only that the process ended.
 func FailInit(ctx context.Context, address string, why error) error {
-	return newRuntime(address).failInit(ctx, why)
+	return newRuntime(address).fail(ctx, "init/error", "Logplane.InitFailed", why)
 }
 
 // loop handles one invocation after another.

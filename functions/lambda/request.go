@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -177,13 +176,7 @@ func newRequest(ctx context.Context, p parts) (*http.Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the request line: %w", err)
 	}
-	r.URL = u
-	if len(body) == 0 {
-		r.Body = http.NoBody
-	} else {
-		r.Body = io.NopCloser(bytes.NewReader(body))
-	}
-	r.Header, r.RequestURI, r.ContentLength, r.GetBody = p.header, target, int64(len(body)), nil
+	r.URL, r.Header, r.RequestURI, r.GetBody = u, p.header, target, nil
 	if r.Host = p.header.Get("Host"); r.Host == "" {
 		r.Host = p.host
 	}

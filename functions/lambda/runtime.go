@@ -104,10 +104,6 @@ func (i *invocation) fail(ctx context.Context, why error) error {
 	return i.runtime.fail(ctx, "invocation/"+i.id+"/error", "Logplane.InvocationFailed", why)
 }
 
-func (r *runtime) failInit(ctx context.Context, why error) error {
-	return r.fail(ctx, "init/error", "Logplane.InitFailed", why)
-}
-
 // failure is AWS's form of an error.
 type failure struct {
 	Message string `json:"errorMessage"`
