@@ -38,23 +38,23 @@ const RequestDeadline = time.Minute
 
 // Connection has the flags that say where a cell's log and bucket are.
 type Connection struct {
-	Command    string // as the log's servers see it
-	Bucket     string
-	BucketFlag string // the flag that set Bucket, '--bucket' if this is empty
-	S3         s3.Config
-	Stream     string
-	Cluster    string
-	Replicas   int
-	Encryption string
-	RootCA     string
-	Tracer     trace.Tracer
+	Command       string // as the log's servers see it
+	Bucket        string
+	BucketFlag    string // the flag that set Bucket, '--bucket' if this is empty
+	S3            s3.Config
+	Servers       eventlog.Servers
+	Stream        string
+	SubjectPrefix string // the first part of every subject
+	Cluster       string
+	Replicas      int
+	Encryption    string
+	RootCA        string
+	Tracer        trace.Tracer
 
 	CreateBucket bool // the S3 bucket may be made
 	ReadOnly     bool // for a process that writes nothing
 	Founds       bool // for the one command that makes the bucket's first root
 
-	servers             eventlog.Servers
-	subjectPrefix       string
 	reads               string
 	allowPrivileged     bool
 	retention           Retention
@@ -75,24 +75,18 @@ func (c *Connection) Register(flags *pflag.FlagSet) {
 // RegisterPlace adds the flags that say where the cell is.
 func (c *Connection) RegisterPlace(flags *pflag.FlagSet) {
 	registerFiles(flags)
-	flags.StringVar(&c.servers.URL, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers, several separated by commas")
+	flags.StringVar(&c.Servers.URL, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers, several separated by commas")
 	_ = flags.SetAnnotation("nats", "classified", []string{"true"}) // the URL may hold a password, which '/flagz' must not show
-	flags.StringVar(&c.servers.PasswordFile, "nats-password-file", "", "file with the password of the user that the URL of --nats names, as in 'tls://USER@HOST:4222'")
-	flags.StringVar(&c.servers.Credentials, "nats-creds", "", "credentials file for the NATS servers")
-	flags.StringVar(&c.servers.CA, "nats-ca-file", "", "CA certificates that the NATS servers must be signed by, instead of the system's")
+	flags.StringVar(&c.Servers.PasswordFile, "nats-password-file", "", "file with the password of the user that the URL of --nats names, as in 'tls://USER@HOST:4222'")
+	flags.StringVar(&c.Servers.Credentials, "nats-creds", "", "credentials file for the NATS servers")
+	flags.StringVar(&c.Servers.CA, "nats-ca-file", "", "CA certificates that the NATS servers must be signed by, instead of the system's")
 	flags.StringVar(&c.Stream, "stream", "logplane", "JetStream stream that is the cell's log: another one for each cell of a NATS account")
-	flags.StringVar(&c.subjectPrefix, "subject-prefix", "logplane", "first part of every subject: another one for each cell of a NATS account")
+	flags.StringVar(&c.SubjectPrefix, "subject-prefix", "logplane", "first part of every subject: another one for each cell of a NATS account")
 	flags.StringVar(&c.reads, "reads", "quorum", "how the head of the log is found: 'quorum' proves it on a log with replicas, 'leader' trusts their leader and saves a round trip (docs/guarantees.md)")
 	flags.StringVar(&c.Bucket, "bucket", "", "the cell's bucket: 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
 	c.RegisterS3(flags)
 	flags.StringVar(&c.Cluster, "cluster", "main", "logical cluster, a part of each key and subject; serve one in a cell")
 }
-
-// NATS returns the URL of the log's servers.
-func (c *Connection) NATS() string { return c.servers.URL }
-
-// SubjectPrefix returns the first part of every subject.
-func (c *Connection) SubjectPrefix() string { return c.subjectPrefix }
 
 // RegisterS3 adds the flags that say how an S3 server is reached.
 func (c *Connection) RegisterS3(flags *pflag.FlagSet) {
@@ -216,13 +210,13 @@ const ConnectionName = "logplane "
 
 // Dial connects to the log's servers. The caller closes the connection.
 func (c *Connection) Dial() (eventlog.Config, error) {
-	c.servers.Name = ConnectionName + c.Command + " " + Version()
-	conn, err := eventlog.Connect(c.servers)
+	c.Servers.Name = ConnectionName + c.Command + " " + Version()
+	conn, err := eventlog.Connect(c.Servers)
 	if err != nil {
 		return eventlog.Config{}, err
 	}
 	return eventlog.Config{
-		Conn: conn, Stream: c.Stream, Prefix: c.subjectPrefix, Replicas: c.Replicas,
+		Conn: conn, Stream: c.Stream, Prefix: c.SubjectPrefix, Replicas: c.Replicas,
 		LeaderReads: c.reads == "leader",
 	}, nil
 }

@@ -91,7 +91,7 @@ func (i *inspection) apart(ctx context.Context, f func(kubestore.Cell) error) (e
 	if err := i.where.Check(); err != nil {
 		return err
 	}
-	log, closeLog, err := localstack.OpenFolderLog(i.folder, i.where.SubjectPrefix())
+	log, closeLog, err := localstack.OpenFolderLog(i.folder, i.where.SubjectPrefix)
 	if err != nil {
 		return err
 	}

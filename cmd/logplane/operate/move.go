@@ -110,7 +110,7 @@ func (m *moving) plan(ctx context.Context) (*localstack.Move, error) {
 	}
 	move := &localstack.Move{
 		Folder: m.data, Stream: m.stream, Prefix: m.subjects, From: into, BucketPrefix: prefix,
-		Place: localstack.Place{NATS: eventlog.Servers{URL: m.to.NATS()}.Redacted(), Stream: m.to.Stream, Bucket: m.to.Bucket},
+		Place: localstack.Place{NATS: m.to.Servers.Redacted(), Stream: m.to.Stream, Bucket: m.to.Bucket},
 	}
 	folder := filepath.Join(m.data, "bucket")
 	if _, err := os.Stat(folder); errors.Is(err, os.ErrNotExist) || sameBucket(cells.FolderURL(folder), m.to.Bucket) {

@@ -170,7 +170,7 @@ func (w *whole) writable(log *localstack.Log, opened *cells.Cell) func() error {
 
 // check refuses flags that contradict each other, before anything is made.
 func (w *whole) check() error {
-	w.nats = w.where.NATS() != ""
+	w.nats = w.where.Servers.URL != ""
 	if w.data == "" {
 		return errors.New("--data is missing: give the folder that holds the cell, for example '/var/lib/logplane'")
 	}
@@ -217,7 +217,7 @@ func (w *whole) assumeDefaults() (kubeconfig string, err error) {
 // openLog opens the log below the data folder, or the one on other servers.
 func (w *whole) openLog() (*localstack.Log, error) {
 	if !w.nats {
-		return localstack.OpenLog(w.data, w.where.SubjectPrefix())
+		return localstack.OpenLog(w.data, w.where.SubjectPrefix)
 	}
 	config, err := w.where.Dial()
 	if err != nil {
