@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/cmd/logplane/cells"
 	"github.com/logplane/logplane/cmd/logplane/printable"
@@ -162,10 +163,7 @@ func (f eventFilter) matches(k eventlog.Key) bool {
 
 // resourceName returns a resource as kubectl writes it: with its group, if it has one.
 func resourceName(k eventlog.Key) string {
-	if k.Group == "" {
-		return k.Resource
-	}
-	return k.Resource + "." + k.Group
+	return schema.GroupResource{Group: k.Group, Resource: k.Resource}.String()
 }
 
 type eventPrinter struct {
