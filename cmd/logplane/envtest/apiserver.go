@@ -267,12 +267,7 @@ func usersOf(c options.CompletedOptions, folder string) (access.Authentication, 
 func encode(c *apiserverconfig.AuthenticationConfiguration) ([]byte, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
-	codecs := serializer.NewCodecFactory(scheme)
-	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
-	if !found {
-		return nil, errors.New("there is no serializer for JSON")
-	}
-	return runtime.Encode(codecs.EncoderForVersion(info.Serializer, apiserverv1.SchemeGroupVersion), c)
+	return runtime.Encode(serializer.NewCodecFactory(scheme).LegacyCodec(apiserverv1.SchemeGroupVersion), c) // in JSON
 }
 
 func trustOf(c options.CompletedOptions) aggregation.Trust {
