@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -64,11 +65,7 @@ func TestAGapIsReadExactly(t *testing.T) {
 	remove := func(name string) { c.remove(name); delete(now, name) }
 	step := func(act func(string), name string) {
 		act(name)
-		next := map[string]string{}
-		for k, v := range now {
-			next[k] = v
-		}
-		states = append(states, next)
+		states = append(states, maps.Clone(now))
 	}
 	for _, name := range []string{"a", "b", "c"} {
 		step(put, name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -41,10 +42,7 @@ func TestPending(t *testing.T) {
 		require.Equal(t, base, p.Base())
 		before, err := values(c.ctx, base)
 		require.NoError(t, err)
-		model, touched := map[string]string{}, map[string]bool{}
-		for name, value := range before {
-			model[name] = value
-		}
+		model, touched := maps.Clone(before), map[string]bool{}
 		for n := range 1 + r.IntN(30) {
 			name := fmt.Sprint("p", r.IntN(12))
 			at, err := p.View().State(c.ctx, podKey(name))

@@ -198,7 +198,7 @@ type inlineSource struct{ records []*record }
 func newInlineSource(records []*record, start, end string) *inlineSource {
 	records = records[searchKey(records, start):]
 	if end != "" {
-		records = records[:sort.Search(len(records), func(i int) bool { return records[i].key >= end })]
+		records = records[:searchKey(records, end)]
 	}
 	return &inlineSource{records}
 }

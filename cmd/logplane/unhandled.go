@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 )
 
@@ -18,15 +19,8 @@ func logUnhandled(ctx context.Context, err error, msg string, keysAndValues ...a
 
 // clientGone says whether a write failed because its client has gone away. The errors of HTTP/2 are not exported.
 func clientGone(err error) bool {
-	if err == nil {
-		return false
-	}
-	for _, gone := range []string{"http2: stream closed", "client disconnected", "broken pipe", "connection reset by peer"} {
-		if strings.Contains(err.Error(), gone) {
-			return true
-		}
-	}
-	return false
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return err != nil && slices.ContainsFunc([]string{"http2: stream closed", "client disconnected", "broken pipe", "connection reset by peer"}, says)
 }
 
 // forDebugging has messages of upstream that tell an operator nothing.
