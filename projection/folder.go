@@ -48,6 +48,9 @@ const (
 func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget}
 	err := os.MkdirAll(f.path, 0o700)
+	if errors.Is(err, os.ErrExist) { // others have made it and removed it meanwhile: there is a newer generation
+		err = nil
+	}
 	entries, listed := os.ReadDir(name)
 	err = errors.Join(err, listed)
 	for _, e := range entries {
