@@ -23,7 +23,7 @@ MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)"
                 find $$TMPDIR -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +; fi;
 # These tests take long under the race detector. With the race detector they do only a part of their work
 # (eventlogtest.Slowdown); without the race detector they do all of it.
-LONG       := ^(TestARestoreThatBreaksOff|TestCrashTable|TestForget|TestGarbage.*|TestInformers|TestKill|TestLargeLists|TestListsOfChunks|TestOptimisticIncrements|TestProcesses|TestRandomHistories.*|TestRequestsOfAMillionObjects|TestRestoreIsExact|TestRestoreOfATrimmedPast|TestThePastIsExact|TestTimesAreExactAmongWrongOnes|TestTrim|TestUndoThroughKills)$$
+LONG       := ^(TestARestoreThatBreaksOff|TestCrashTable|TestDayOfHistory|TestForget|TestGarbage.*|TestInformers|TestKill|TestLargeLists|TestListsOfChunks|TestOptimisticIncrements|TestProcesses|TestRandomHistories.*|TestReplay|TestRequestsOfAMillionObjects|TestRestoreIsExact|TestRestoreOfATrimmedPast|TestThePastIsExact|TestTimesAreExactAmongWrongOnes|TestTrim|TestUndoThroughKills)$$
 # PROGRESS counts the packages that 'go build -v' names, and prints all other output unchanged.
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 )
 
@@ -103,8 +104,8 @@ func (d *day) append(writes []eventlog.Write) {
 // size of the bucket without history, with history, and with rules (docs/run/cost.md). A short run only requires that
 // rules make the events smaller.
 func TestDayOfHistory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
+	if testing.Short() || eventlogtest.Slowdown > 1 {
+		t.Skip("takes seconds, and two minutes under the race detector")
 	}
 	nodes, hours := setting("LOGPLANE_DAY_NODES", 6), setting("LOGPLANE_DAY_HOURS", 4)
 	hour := time.Duration(setting("LOGPLANE_DAY_MILLISECONDS", 500)) * time.Millisecond

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 const (
@@ -43,7 +44,7 @@ func TestReplay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of commits")
 	}
-	events, rate := setting("LOGPLANE_REPLAY", 20_000), setting("LOGPLANE_REPLAY_RATE", 1000)
+	events, rate := setting("LOGPLANE_REPLAY", max(5_000, 20_000/eventlogtest.Slowdown)), setting("LOGPLANE_REPLAY_RATE", 1000)
 	r := newReplay(t, rate, setting("LOGPLANE_REPLAY_OBJECTS", 10_000), setting("LOGPLANE_REPLAY_LOG", 600))
 	began := cpuTime()
 	for range events / rate {
