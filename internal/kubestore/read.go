@@ -48,22 +48,11 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case !found || s.foreign(row.ContentType):
 		return storage.NewKeyNotFoundError(path, 0)
 	}
-	return s.asCorrupt(path, s.readTo(ctx, storedRow(row), out))
-}
-
-// readTo transforms and decodes a stored version into out.
-func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error {
-	data, _, err := s.unseal(ctx, v)
-	if err != nil {
-		return err
+	data, _, err := s.unseal(ctx, storedRow(row))
+	if err == nil {
+		err = s.decodeTo(storedRow(row), data, out)
 	}
-	return s.decodeTo(v, data, out)
-}
-
-// asCorrupt turns the error of a corrupt object into the error by which upstream's unsafe deletion recognises such an
-// object.
-func (s *store) asCorrupt(path string, err error) error {
-	if corrupt, ok := errors.AsType[*corruptError](err); ok {
+	if corrupt, ok := errors.AsType[*corruptError](err); ok { // upstream's unsafe deletion recognises the error below
 		return storage.NewCorruptObjError(path, corrupt)
 	}
 	return err
