@@ -249,14 +249,33 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 	if t := transactionOf(ctx); t != nil {
 		return t.add(ctx, writes)
 	}
+	return c.appending(ctx, func(id string) (eventlog.Revision, error) { return v.Append(ctx, id, writes...) })
+}
+
+// appending calls 'write', which appends something for the context's request under an id, unless nothing may be
+// appended. It records what the request may have written.
+func (c Cell) appending(ctx context.Context, write func(id string) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	end, err := c.beginAppend(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer end()
-	closes := opens(ctx)
-	rev, err := v.Append(ctx, requestID(ctx), writes...)
-	closes(rev, err)
+	r := requestViewOf(ctx)
+	if r == nil {
+		return write(requestID(ctx))
+	}
+	r.mu.Lock()
+	r.open++
+	r.mu.Unlock()
+	rev, err := write(requestID(ctx))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		r.wrote = max(r.wrote, rev) // later views must include it
+	case !errors.Is(err, eventlog.ErrUnknown):
+		r.open--
+	}
 	return rev, err
 }
 

@@ -152,15 +152,7 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 			return 0, fmt.Errorf("%w: what the transaction was computed from has changed, of %s", eventlog.ErrConflict, to.RowKey())
 		}
 	}
-	end, err := ts.beginAppend(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer end()
-	closes := opens(ctx)
-	rev, err := pending.Append(ctx, requestID(ctx))
-	closes(rev, err)
-	return rev, err
+	return ts.appending(ctx, func(id string) (eventlog.Revision, error) { return pending.Append(ctx, id) })
 }
 
 // end ends the attempt and says whether it has lost. A request that has outlived its deadline may still run, but writes

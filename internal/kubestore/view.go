@@ -2,7 +2,6 @@ package kubestore
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -208,27 +207,6 @@ func UnreadOf(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unread
-}
-
-// opens records that the context's request begins an append. The caller passes the append's result to closes.
-func opens(ctx context.Context) (closes func(eventlog.Revision, error)) {
-	r := requestViewOf(ctx)
-	if r == nil {
-		return func(eventlog.Revision, error) {}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.open++
-	return func(rev eventlog.Revision, err error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		switch {
-		case err == nil:
-			r.wrote = max(r.wrote, rev) // later views must include it
-		case !errors.Is(err, eventlog.ErrUnknown):
-			r.open--
-		}
-	}
 }
 
 // MayHaveWritten reports whether the context's request has begun an append that may be in the log.
