@@ -19,7 +19,7 @@ type Request struct {
 	// End ends watches without an error once it is closed. Watches that asked for bookmarks get a last bookmark. A nil
 	// End ends no watch.
 	End <-chan struct{}
-	// WatchWriter writes the events of one watch to its client, nil if all events must go through the watch.
+	// WatchWriter sends the state with which a watch begins to its client, nil if all events must go through the watch.
 	WatchWriter WatchWriter
 	// Guarded says that an update, as a part of a transaction, is written even if it changes nothing. Only an object
 	// that is written is sure to stay unchanged until the transaction ends, and the caller relies on this.

@@ -113,8 +113,6 @@ type stateWriter struct {
 	events int
 }
 
-func (l *stateWriter) Encoding() Encoding { return l.nameEncoding }
-
 func (l *stateWriter) SendAll(frames []byte, events int) error {
 	if l.chunks++; l.chunks%l.slow == 0 {
 		time.Sleep(2 * heldFor)
@@ -131,7 +129,7 @@ func (*nameEncoding) Verbatim(context.Context) Append { return nil }
 
 func (f *nameEncoding) Name() string { return "names" }
 
-func (f *nameEncoding) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
+func (f *nameEncoding) Frame(o runtime.Object) ([]byte, error) {
 	f.encoded.Add(1)
 	return []byte(o.(*example.Pod).Name + " "), nil
 }

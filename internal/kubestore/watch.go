@@ -301,9 +301,8 @@ func (w *watcher) sendChunks(ctx context.Context, v *projection.View) error {
 	if err != nil {
 		return err
 	}
-	encoding := w.writer.Encoding()
-	kept := &Chunks{Encoding: encoding.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Chunk, error) { return addedIn(encoding, list) }}
-	if add := encoding.Verbatim(ctx); add != nil {
+	kept := &Chunks{Encoding: w.writer.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Chunk, error) { return addedIn(w.writer, list) }}
+	if add := w.writer.Verbatim(ctx); add != nil {
 		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Chunk { return addedVerbatim(add, items) }
 	}
 	l := w.listing(span{view: v, at: w.position, keys: w.keys}, storage.ListOptions{Predicate: storage.Everything}, list, items)
@@ -354,10 +353,10 @@ func (a added) Bytes() int { return cap(a.frames) }
 // Size implements Chunk.
 func (a added) Size() (count, length int) { return a.count, len(a.frames) }
 
-func addedIn(encoding Encoding, list runtime.Object) (Chunk, error) {
+func addedIn(writer WatchWriter, list runtime.Object) (Chunk, error) {
 	var a added
 	err := meta.EachListItem(list, func(object runtime.Object) error {
-		frame, err := encoding.Frame(watch.Added, object.DeepCopyObject())
+		frame, err := writer.Frame(object.DeepCopyObject())
 		a.frames = append(a.frames, frame...)
 		a.count++
 		return err

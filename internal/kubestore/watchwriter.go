@@ -4,25 +4,18 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 )
 
 // WatchWriter sends the state with which a watch begins directly to the watch's client, while the goroutine that serves
 // the watch waits.
 type WatchWriter interface {
-	// Encoding is the encoding of events for the client.
-	Encoding() Encoding
-	// SendAll sends frames that hold the given number of events, and waits for the client.
-	SendAll(frames []byte, events int) error
-}
-
-// Encoding encodes events for a client. An Encoding is safe for concurrent use.
-type Encoding interface {
-	// Name is unique among the encodings of the resource.
+	// Name of the encoding of events for the client. It is unique among the encodings of the resource.
 	Name() string
-	// Frame encodes an event of an object, and may write to the object. Frames may be concatenated.
-	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
+	// Frame encodes the ADDED event of an object, and may write to the object. Frames may be concatenated.
+	Frame(object runtime.Object) ([]byte, error)
 	// Verbatim returns a function that appends the frame of an object's ADDED event, given the object's stored value.
 	// The context is the context of the watch. Verbatim returns nil if all objects must be decoded.
 	Verbatim(ctx context.Context) Append
+	// SendAll sends frames that hold the given number of events, and waits for the client.
+	SendAll(frames []byte, events int) error
 }

@@ -52,17 +52,14 @@ func (anyTransform) AllowsServerVersion(version string) bool {
 // AllowsStreamSchema implements negotiation.EndpointRestrictions.
 func (anyTransform) AllowsStreamSchema(schema string) bool { return schema == "watch" }
 
-// writer writes the events of one watch.
+// writer sends the state with which one watch begins.
 type writer struct {
-	encoding *Encoding
-	stream   *serving.Stream
+	*Encoding
+	stream *serving.Stream
 }
 
 // New returns the writer of a stream.
 func New(e *Encoding, s *serving.Stream) kubestore.WatchWriter { return writer{e, s} }
-
-// Encoding implements kubestore.WatchWriter.
-func (w writer) Encoding() kubestore.Encoding { return w.encoding }
 
 // SendAll implements kubestore.WatchWriter. It counts as upstream's handler does, except that it counts each event with
 // the mean size of all events, and that sizes include the frame.
@@ -70,9 +67,9 @@ func (w writer) SendAll(frames []byte, events int) error {
 	if err := w.stream.SendAll(frames); err != nil {
 		return err
 	}
-	w.encoding.events.Add(float64(events))
+	w.events.Add(float64(events))
 	for range events {
-		w.encoding.sizes.Observe(float64(len(frames) / events))
+		w.sizes.Observe(float64(len(frames) / events))
 	}
 	return nil
 }
@@ -136,12 +133,12 @@ func (e *Encodings) Of(resource schema.GroupVersionResource, mediaType string, n
 	return encoding
 }
 
-// Name implements kubestore.Encoding.
+// Name implements kubestore.WatchWriter.
 func (e *Encoding) Name() string { return e.name }
 
-// Frame implements kubestore.Encoding. It recovers a panic of upstream's encoders, since no waiting request would
+// Frame implements kubestore.WatchWriter. It recovers a panic of upstream's encoders, since no waiting request would
 // recover the panic and answer.
-func (e *Encoding) Frame(t watch.EventType, object runtime.Object) (_ []byte, err error) {
+func (e *Encoding) Frame(object runtime.Object) (_ []byte, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			err = fmt.Errorf("encode an event: %v", reason)
@@ -151,7 +148,7 @@ func (e *Encoding) Frame(t watch.EventType, object runtime.Object) (_ []byte, er
 	if err := e.object.Encode(object, &raw); err != nil {
 		return nil, fmt.Errorf("encode the object of an event: %w", err)
 	}
-	if err := e.event.Encode(&metav1.WatchEvent{Type: string(t), Object: runtime.RawExtension{Raw: raw.Bytes()}}, &event); err != nil {
+	if err := e.event.Encode(&metav1.WatchEvent{Type: string(watch.Added), Object: runtime.RawExtension{Raw: raw.Bytes()}}, &event); err != nil {
 		return nil, fmt.Errorf("encode an event: %w", err)
 	}
 	if _, err := e.framer.NewFrameWriter(&frame).Write(event.Bytes()); err != nil {
@@ -160,7 +157,7 @@ func (e *Encoding) Frame(t watch.EventType, object runtime.Object) (_ []byte, er
 	return frame.Bytes(), nil
 }
 
-// Verbatim implements kubestore.Encoding.
+// Verbatim implements kubestore.WatchWriter.
 func (e *Encoding) Verbatim(ctx context.Context) kubestore.Append {
 	if e.verbatim == nil || e.mediaType != runtime.ContentTypeJSON {
 		return nil
