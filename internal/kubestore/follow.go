@@ -133,8 +133,8 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 }
 
-// offer sends the event of a delivery if the reader or the client has room for it. It runs while the watch's own
-// goroutine waits for the queue.
+// offer sends the event of a delivery if the reader has room for it. It runs while the watch's own goroutine waits for
+// the queue.
 func (w *watcher) offer(d *fanout.Delivery) bool {
 	e := d.Event
 	if e.Revision > w.position && !w.foreign(e.ContentType) {
@@ -150,23 +150,14 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself reports the error
 			}
-			if !w.hand(event, len(e.Body)) {
+			if !w.room(len(e.Body)) {
 				return false
 			}
+			w.results <- event
+			w.waiting += len(e.Body)
 		}
 	}
 	w.position = max(w.position, e.Revision)
-	return true
-}
-
-// hand puts an event into results if there is room for it.
-func (w *watcher) hand(e watch.Event, bytes int) bool {
-	w.taken()
-	if w.waiting+bytes > bufferedBytes || len(w.results) == cap(w.results) {
-		return false
-	}
-	w.results <- e
-	w.waiting += bytes
 	return true
 }
 
