@@ -37,7 +37,10 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 			return 0, refused{row.Revision, storage.NewKeyExistsError(path, 0)}
 		}
 		if body == nil || s.Complete != nil {
-			data, body, err = s.prepare(ctx, v, path, nil, obj)
+			data, err = s.completed(ctx, v, nil, obj)
+			if err == nil {
+				body, err = s.seal(ctx, s.rowKey(path), data)
+			}
 			if err == nil {
 				err = spend(ctx, 2*len(data))
 			}
@@ -51,16 +54,6 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		return err
 	}
 	return s.answer(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
-}
-
-// prepare completes and encodes an object. Data is the encoding, and body is its stored form.
-func (s *store) prepare(ctx context.Context, v *projection.View, path string, before, after runtime.Object) (data, body []byte, err error) {
-	data, err = s.completed(ctx, v, before, after)
-	if err != nil {
-		return nil, nil, err
-	}
-	body, err = s.seal(ctx, s.rowKey(path), data)
-	return data, body, err
 }
 
 // completed completes the object and returns its encoding.
