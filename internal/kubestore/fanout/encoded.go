@@ -100,7 +100,13 @@ func newEncodedOnce(object runtime.Object) *encodedOnce {
 
 // CacheEncode implements runtime.CacheableObject.
 func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	e := o.representation(id)
+	o.mu.Lock()
+	e := o.representations[id]
+	if e == nil {
+		e = &representation{}
+		o.representations[id] = e
+	}
+	o.mu.Unlock()
 	e.once.Do(func() {
 		e.err = errPanicked
 		var buffer bytes.Buffer
@@ -117,18 +123,6 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	}
 	_, err := w.Write(e.data)
 	return err
-}
-
-// representation returns the entry of one representation. The entry may still be empty.
-func (o *encodedOnce) representation(of runtime.Identifier) *representation {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	e := o.representations[of]
-	if e == nil {
-		e = &representation{}
-		o.representations[of] = e
-	}
-	return e
 }
 
 // Decorate implements Shared.
