@@ -103,12 +103,6 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	return obj, err
 }
 
-// once is like shared, but does not cache the object: nobody needs it again soon.
-func (s *store) once(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
-	obj, _, err := s.look(v, data, into)
-	return obj, err
-}
-
 func (s *store) version(v stored, into runtime.Object) version {
 	return version{store: s.id, rowKey: v.rowKey, revision: v.revision, kind: s.kind(into)}
 }

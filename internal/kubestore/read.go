@@ -388,7 +388,8 @@ func (l *listing) decode(ctx context.Context, row projection.Row) (runtime.Objec
 	if local, _ := l.store.local(data); !local {
 		return l.store.shared(v, data, l.newItem())
 	}
-	return l.store.once(v, data, l.newItem())
+	object, _, err := l.store.look(v, data, l.newItem())
+	return object, err
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {

@@ -22,11 +22,6 @@ func WithoutSeat(ctx context.Context, wait func() error) error {
 	return wait()
 }
 
-// yieldSeat lets other requests have the seat of the context's request, and returns when the request has a seat again.
-func yieldSeat(ctx context.Context) error {
-	return WithoutSeat(ctx, func() error { return nil })
-}
-
 // TakeHeavySeat waits until the context's request has a heavy seat, if the request holds a seat at all. It is called
 // before work that keeps a processor busy for milliseconds, and between the parts of longer work.
 func TakeHeavySeat(ctx context.Context) error {

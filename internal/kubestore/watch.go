@@ -404,7 +404,10 @@ func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string
 		case began.IsZero(): // restarting the scan may have taken longer than stateTime
 			began = time.Now()
 		case time.Since(began) > stateTime:
-			if err := rows.during(func() error { return yieldSeat(ctx) }); err != nil {
+			err := rows.during(func() error { // other requests may have the seat meanwhile
+				return WithoutSeat(ctx, func() error { return nil })
+			})
+			if err != nil {
 				return err
 			}
 			began = time.Time{}
