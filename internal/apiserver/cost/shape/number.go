@@ -67,18 +67,15 @@ func endsInWord(text []byte) bool {
 	if n > 0 && (text[n] == '-' || text[n] == '+') {
 		n--
 	}
-	if n < 0 || !isWord[text[n]] {
+	if n < 0 || !isWord(text[n]) {
 		return false
 	}
 	return n == 0 || text[n-1] != '\\'
 }
 
-var isWord = func() (is [256]bool) {
-	for _, c := range "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" {
-		is[c] = true
-	}
-	return is
-}()
+func isWord(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
 
 // isNumberEscape reports whether the text after a backslash begins with the escape of a digit, or of another character
 // of numbers.
