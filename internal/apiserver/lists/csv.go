@@ -1,6 +1,7 @@
 package lists
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
@@ -39,7 +40,7 @@ func ServeCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	query.Set("includeObject", string(metav1.IncludeNone))
 	asked.URL.RawQuery = query.Encode()
 	reader, table := io.Pipe()
-	client := &csvClient{Writer: w}
+	client := bufio.NewWriterSize(w, 32<<10)
 	converted := make(chan error, 1)
 	go func() { // ends with the answer
 		err := errors.New("a table could not be converted")
@@ -54,28 +55,14 @@ func ServeCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	failed := http.ErrAbortHandler // if the handler panics
 	defer func() {
 		table.CloseWithError(failed)
-		err := <-converted // after serveCSV returns, nobody may write
-		if failed == nil && err != nil && a.code == http.StatusOK && client.gone == nil {
+		err := <-converted           // after serveCSV returns, nobody may write
+		_, gone := client.Write(nil) // the error of an earlier write to the client
+		if failed == nil && err != nil && a.code == http.StatusOK && gone == nil {
 			panic(http.ErrAbortHandler) // so that the client does not take a part of the answer for the whole answer
 		}
 	}()
 	h.ServeHTTP(a, asked)
 	failed = nil
-}
-
-// csvClient is the client that convertTable writes to. gone is the error of a failed write.
-type csvClient struct {
-	io.Writer
-	gone error
-}
-
-// Write implements io.Writer.
-func (c *csvClient) Write(p []byte) (int, error) {
-	n, err := c.Writer.Write(p)
-	if err != nil {
-		c.gone = err
-	}
-	return n, err
 }
 
 // csvAnswer receives the handler's answer. It sends a Table to convertTable and any other answer to the client. The
@@ -108,7 +95,7 @@ func (a *csvAnswer) Write(p []byte) (int, error) {
 }
 
 // convertTable writes a Table in JSON as comma-separated values, row by row (RFC 4180).
-func convertTable(from io.Reader, to io.Writer) error {
+func convertTable(from io.Reader, to *bufio.Writer) error {
 	table, rows := json.NewDecoder(from), newCSVRows(to)
 	table.UseNumber()
 	if _, err := table.Token(); err != nil { // the opening brace
@@ -142,7 +129,7 @@ func convertTable(from io.Reader, to io.Writer) error {
 	if _, err := table.Token(); err != nil { // the closing brace
 		return err
 	}
-	if err := rows.flush(); err != nil {
+	if err := to.Flush(); err != nil {
 		return err
 	}
 	_, err := io.Copy(io.Discard, from)
@@ -177,12 +164,12 @@ func convertRows(table *json.Decoder, rows *csvRows) error {
 // csvRows writes rows that end with CRLF. encoding/csv can write CRLF too, but then it also changes line ends inside
 // cells.
 type csvRows struct {
-	to     io.Writer
+	to     *bufio.Writer
 	values *csv.Writer // writes to rows
 	rows   bytes.Buffer
 }
 
-func newCSVRows(to io.Writer) *csvRows {
+func newCSVRows(to *bufio.Writer) *csvRows {
 	c := &csvRows{to: to}
 	c.values = csv.NewWriter(&c.rows)
 	return c
@@ -195,13 +182,6 @@ func (c *csvRows) write(cells []string) error {
 	c.values.Flush()
 	c.rows.Truncate(c.rows.Len() - len("\n"))
 	c.rows.WriteString("\r\n")
-	if c.rows.Len() < 32<<10 {
-		return nil
-	}
-	return c.flush()
-}
-
-func (c *csvRows) flush() error {
 	_, err := c.rows.WriteTo(c.to)
 	return err
 }
