@@ -1,11 +1,9 @@
 package listers
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"sync"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,26 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/informers/admissionregistration"
-	"k8s.io/client-go/informers/apiserverinternal"
-	"k8s.io/client-go/informers/apps"
-	"k8s.io/client-go/informers/autoscaling"
-	"k8s.io/client-go/informers/batch"
-	"k8s.io/client-go/informers/certificates"
-	"k8s.io/client-go/informers/coordination"
 	"k8s.io/client-go/informers/core"
 	"k8s.io/client-go/informers/discovery"
-	"k8s.io/client-go/informers/events"
-	"k8s.io/client-go/informers/extensions"
 	"k8s.io/client-go/informers/flowcontrol"
 	"k8s.io/client-go/informers/internalinterfaces"
 	"k8s.io/client-go/informers/networking"
 	"k8s.io/client-go/informers/node"
-	"k8s.io/client-go/informers/policy"
 	"k8s.io/client-go/informers/rbac"
 	"k8s.io/client-go/informers/resource"
 	"k8s.io/client-go/informers/scheduling"
 	"k8s.io/client-go/informers/storage"
-	"k8s.io/client-go/informers/storagemigration"
 	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -161,39 +149,18 @@ func (g genericInformer) Lister() toolscache.GenericLister {
 	return toolscache.NewGenericLister(g.informer.GetIndexer(), g.resource)
 }
 
-func (f *Factory) InformerName() *toolscache.InformerName                 { return nil }
-func (f *Factory) Start(<-chan struct{})                                  {}
-func (f *Factory) StartWithContext(context.Context)                       {}
-func (f *Factory) Shutdown()                                              {}
-func (f *Factory) WaitForCacheSync(<-chan struct{}) map[reflect.Type]bool { return nil }
-func (f *Factory) WaitForCacheSyncWithContext(context.Context) toolscache.SyncResult {
-	return toolscache.SyncResult{}
-}
-
 func (f *Factory) Admissionregistration() admissionregistration.Interface {
 	return admissionregistration.New(f, "", nil)
 }
-func (f *Factory) Internal() apiserverinternal.Interface { return apiserverinternal.New(f, "", nil) }
-func (f *Factory) Apps() apps.Interface                  { return apps.New(f, "", nil) }
-func (f *Factory) Autoscaling() autoscaling.Interface    { return autoscaling.New(f, "", nil) }
-func (f *Factory) Batch() batch.Interface                { return batch.New(f, "", nil) }
-func (f *Factory) Certificates() certificates.Interface  { return certificates.New(f, "", nil) }
-func (f *Factory) Coordination() coordination.Interface  { return coordination.New(f, "", nil) }
-func (f *Factory) Core() core.Interface                  { return core.New(f, "", nil) }
-func (f *Factory) Discovery() discovery.Interface        { return discovery.New(f, "", nil) }
-func (f *Factory) Events() events.Interface              { return events.New(f, "", nil) }
-func (f *Factory) Extensions() extensions.Interface      { return extensions.New(f, "", nil) }
-func (f *Factory) Flowcontrol() flowcontrol.Interface    { return flowcontrol.New(f, "", nil) }
-func (f *Factory) Networking() networking.Interface      { return networking.New(f, "", nil) }
-func (f *Factory) Node() node.Interface                  { return node.New(f, "", nil) }
-func (f *Factory) Policy() policy.Interface              { return policy.New(f, "", nil) }
-func (f *Factory) Rbac() rbac.Interface                  { return rbac.New(f, "", nil) }
-func (f *Factory) Resource() resource.Interface          { return resource.New(f, "", nil) }
-func (f *Factory) Scheduling() scheduling.Interface      { return scheduling.New(f, "", nil) }
-func (f *Factory) Storage() storage.Interface            { return storage.New(f, "", nil) }
-func (f *Factory) Storagemigration() storagemigration.Interface {
-	return storagemigration.New(f, "", nil)
-}
+func (f *Factory) Core() core.Interface               { return core.New(f, "", nil) }
+func (f *Factory) Discovery() discovery.Interface     { return discovery.New(f, "", nil) }
+func (f *Factory) Flowcontrol() flowcontrol.Interface { return flowcontrol.New(f, "", nil) }
+func (f *Factory) Networking() networking.Interface   { return networking.New(f, "", nil) }
+func (f *Factory) Node() node.Interface               { return node.New(f, "", nil) }
+func (f *Factory) Rbac() rbac.Interface               { return rbac.New(f, "", nil) }
+func (f *Factory) Resource() resource.Interface       { return resource.New(f, "", nil) }
+func (f *Factory) Scheduling() scheduling.Interface   { return scheduling.New(f, "", nil) }
+func (f *Factory) Storage() storage.Interface         { return storage.New(f, "", nil) }
 
 // Informer is always synced and never calls its handlers.
 type Informer struct {
@@ -203,29 +170,8 @@ type Informer struct {
 }
 
 func (i *Informer) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
-	return synced{}, nil
+	return i, nil
 }
-
-func (i *Informer) AddEventHandlerWithResyncPeriod(toolscache.ResourceEventHandler, time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
-	return synced{}, nil
-}
-
-func (i *Informer) AddEventHandlerWithOptions(toolscache.ResourceEventHandler, toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	return synced{}, nil
-}
-
-func (i *Informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error { return nil }
-func (i *Informer) HasSynced() bool                                                      { return true }
-func (i *Informer) HasSyncedChecker() toolscache.DoneChecker                             { return synced{} }
-func (i *Informer) AddIndexers(x toolscache.Indexers) error                              { return i.Indexer.AddIndexers(x) }
-func (i *Informer) GetIndexer() toolscache.Indexer                                       { return i.Indexer }
-
-// synced is a registration and a checker, both always done.
-type synced struct{}
-
-var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-func (synced) HasSynced() bool                          { return true }
-func (synced) HasSyncedChecker() toolscache.DoneChecker { return synced{} }
-func (synced) Name() string                             { return "view" }
-func (synced) Done() <-chan struct{}                    { return closed }
+func (i *Informer) HasSynced() bool                         { return true }
+func (i *Informer) AddIndexers(x toolscache.Indexers) error { return i.Indexer.AddIndexers(x) }
+func (i *Informer) GetIndexer() toolscache.Indexer          { return i.Indexer }
