@@ -162,19 +162,6 @@ func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	return append(to, whole[end:]...)
 }
 
-// headSize is how many bytes appendHead appends.
-func headSize(argument uint64) int {
-	switch {
-	case argument < 24:
-		return 1
-	case argument <= math.MaxUint8:
-		return 2
-	case argument <= math.MaxUint16:
-		return 3
-	}
-	return 5
-}
-
 func appendHead(to []byte, major byte, argument uint64) []byte {
 	switch major <<= 5; {
 	case argument < 24:
