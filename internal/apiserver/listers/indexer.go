@@ -92,12 +92,7 @@ func (i *Indexer) Read(key string) (any, bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
 	defer cancel()
-	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
-	if err != nil || !ok {
-		return nil, false, err
-	}
-	object, err := i.decode(ctx, row)
-	return object, err == nil, err
+	return i.GetAt(ctx, v, key)
 }
 
 // GetAt is Read as of a given view, for a writer.
@@ -111,19 +106,8 @@ func (i *Indexer) GetAt(ctx context.Context, v *projection.View, key string) (ru
 }
 
 // ListAt returns the objects of a namespace as of a view, in the order of their names, for a writer.
-func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace string) ([]runtime.Object, error) {
-	var objects []runtime.Object
-	for row, err := range Rows(ctx, v, i.prefix+namespace+"/") {
-		if err != nil {
-			return nil, err
-		}
-		object, err := i.decode(ctx, row)
-		if err != nil {
-			return nil, err
-		}
-		objects = append(objects, object)
-	}
-	return objects, nil
+func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace string) ([]any, error) {
+	return i.scanAt(ctx, v, i.prefix+namespace+"/")
 }
 
 // All returns every object, in the order of their keys. It is List with an error.
