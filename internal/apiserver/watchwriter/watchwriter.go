@@ -107,8 +107,7 @@ func NewEncoding(resource schema.GroupVersionResource, s runtime.NegotiatedSeria
 
 // Encodings keeps the encodings of some resources. Its zero value is ready, and it is safe for concurrent use.
 type Encodings struct {
-	mu        sync.Mutex
-	encodings map[encodingOf]*Encoding // by mu
+	encodings sync.Map // *Encoding by encodingOf
 }
 
 type encodingOf struct {
@@ -117,20 +116,14 @@ type encodingOf struct {
 }
 
 // Of returns the encoding of a resource in a media type. If there is no such encoding yet, Of calls newEncoding, which
-// may return nil.
+// may return nil. Concurrent calls of Of may call newEncoding several times, and return the result of one call.
 func (e *Encodings) Of(resource schema.GroupVersionResource, mediaType string, newEncoding func() *Encoding) *Encoding {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	of := encodingOf{resource, mediaType}
-	encoding, ok := e.encodings[of]
+	encoding, ok := e.encodings.Load(of)
 	if !ok {
-		if e.encodings == nil {
-			e.encodings = map[encodingOf]*Encoding{}
-		}
-		encoding = newEncoding()
-		e.encodings[of] = encoding
+		encoding, _ = e.encodings.LoadOrStore(of, newEncoding())
 	}
-	return encoding
+	return encoding.(*Encoding)
 }
 
 // Name implements kubestore.WatchWriter.
