@@ -183,14 +183,8 @@ func answersOf[T any](ctx context.Context, a *Aggregator, services []*apiregistr
 }
 
 func (s *server) legacyOf(version schema.GroupVersion) *kept[[]apidiscoveryv2.APIResourceDiscovery] {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k, ok := s.legacy[version]
-	if !ok {
-		k = &kept[[]apidiscoveryv2.APIResourceDiscovery]{}
-		s.legacy[version] = k
-	}
-	return k
+	k, _ := s.legacy.LoadOrStore(version, &kept[[]apidiscoveryv2.APIResourceDiscovery]{})
+	return k.(*kept[[]apidiscoveryv2.APIResourceDiscovery])
 }
 
 // discover asks a server for aggregated discovery.

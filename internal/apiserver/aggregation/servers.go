@@ -11,9 +11,7 @@ import (
 	"sync"
 	"time"
 
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -52,9 +50,7 @@ type server struct {
 	discovery kept[*discovered]
 	openapi2  kept[*Document]
 	openapi3  kept[map[string]string]
-
-	mu     sync.Mutex
-	legacy map[schema.GroupVersion]*kept[[]apidiscoveryv2.APIResourceDiscovery] // by mu; for a server without aggregated discovery
+	legacy    sync.Map // *kept[[]apidiscoveryv2.APIResourceDiscovery] by schema.GroupVersion; for a server without aggregated discovery
 }
 
 // serverOf returns the server that an APIService names.
@@ -75,7 +71,7 @@ func (a *Aggregator) serverOf(service *apiregistrationv1.APIService) (*server, e
 	if a.certificate != nil {
 		secured.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return a.Certificate(), nil }
 	}
-	s := &server{key: key, legacy: map[schema.GroupVersion]*kept[[]apidiscoveryv2.APIResourceDiscovery]{}, transport: utilnet.SetTransportDefaults(&http.Transport{
+	s := &server{key: key, transport: utilnet.SetTransportDefaults(&http.Transport{
 		TLSClientConfig: secured, DialContext: calls.Upgrading(a.dial), TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: a.config.Timeout,
 		MaxResponseHeaderBytes: calls.MostHeaders,
 	})}
