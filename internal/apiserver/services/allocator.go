@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
@@ -236,7 +237,9 @@ func (a addresses) prefixes() ([]netip.Prefix, error) {
 	sort.Slice(objects, func(i, j int) bool { return objects[i].Name < objects[j].Name })
 	var prefixes []netip.Prefix
 	for _, object := range objects {
-		if !object.DeletionTimestamp.IsZero() || !isReady(object) {
+		// As in upstream, a ServiceCIDR without the condition is ready, because there may be no controller.
+		ready := meta.FindStatusCondition(object.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+		if !object.DeletionTimestamp.IsZero() || ready != nil && ready.Status != "True" {
 			continue
 		}
 		for _, cidr := range object.Spec.CIDRs {
@@ -247,16 +250,6 @@ func (a addresses) prefixes() ([]netip.Prefix, error) {
 		}
 	}
 	return prefixes, nil
-}
-
-// isReady decides as upstream does: a ServiceCIDR without the condition is ready, because there may be no controller.
-func isReady(cidr *networkingv1.ServiceCIDR) bool {
-	for _, condition := range cidr.Status.Conditions {
-		if condition.Type == networkingv1.ServiceCIDRConditionReady {
-			return condition.Status == "True"
-		}
-	}
-	return true
 }
 
 // Release does nothing: kubestore deletes the claim with the service's own write.
