@@ -68,11 +68,10 @@ var emptyManager = []metav1.ManagedFieldsEntry{{}}
 // TypedToObject implements managedfields.TypeConverter.
 func (c managing) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	u := &unread{value: value}
-	var read bool
-	if u.APIVersion, read = textIn(value, "apiVersion"); !read {
-		return c.TypeConverters.TypedToObject(value)
-	}
-	if u.Kind, read = textIn(value, "kind"); !read {
+	var versioned, named bool
+	u.APIVersion, versioned = textIn(value, "apiVersion")
+	u.Kind, named = textIn(value, "kind")
+	if !versioned || !named {
 		return c.TypeConverters.TypedToObject(value)
 	}
 	return u, nil
@@ -96,26 +95,23 @@ type reading struct{ runtime.ObjectConvertor }
 
 // ConvertToVersion implements runtime.ObjectConvertor.
 func (c reading) ConvertToVersion(in runtime.Object, to runtime.GroupVersioner) (runtime.Object, error) {
-	in, err := read(in)
+	object, err := read(in)
 	if err != nil {
 		return nil, err
 	}
-	return c.ObjectConvertor.ConvertToVersion(in, to)
+	return c.ObjectConvertor.ConvertToVersion(object.(runtime.Object), to)
 }
 
 // Convert implements runtime.ObjectConvertor.
 func (c reading) Convert(in, out, context any) error {
-	if u, ok := in.(*unread); ok {
-		object, err := read(u)
-		if err != nil {
-			return err
-		}
-		in = object
+	in, err := read(in)
+	if err != nil {
+		return err
 	}
 	return c.ObjectConvertor.Convert(in, out, context)
 }
 
-func read(object runtime.Object) (runtime.Object, error) {
+func read(object any) (any, error) {
 	if u, ok := object.(*unread); ok {
 		return managedfields.NewDeducedTypeConverter().TypedToObject(u.value)
 	}
