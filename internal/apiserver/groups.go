@@ -254,14 +254,12 @@ func newContainer() *restful.Container {
 // serviceNamed is the Service in the newest view. In a transaction, it is the Service in the transaction's view, which
 // includes the transaction's own writes so far. The result is nil if the Service is missing.
 func (s *Server) serviceNamed(ctx context.Context, namespace, name string) (*corev1.Service, error) {
-	if !kubestore.InTransaction(ctx) {
-		object, found, err := s.listers.IndexerOf(&corev1.Service{}).Read(namespace + "/" + name)
-		if err != nil || !found {
-			return nil, err
-		}
-		return object.(*corev1.Service), nil
+	services := s.listers.IndexerOf(&corev1.Service{})
+	v, err := services.View(ctx)
+	if err != nil {
+		return nil, err
 	}
-	object, found, err := s.listers.IndexerOf(&corev1.Service{}).GetAt(ctx, kubestore.ViewFrom(ctx), namespace+"/"+name)
+	object, found, err := services.GetAt(ctx, v, namespace+"/"+name)
 	if err != nil || !found {
 		return nil, err
 	}

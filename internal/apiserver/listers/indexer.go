@@ -69,8 +69,12 @@ func newShared(c Config) *shared {
 // Prefix of the rows that are read. It ends in a slash.
 func (i *Indexer) Prefix() string { return i.prefix }
 
-// View returns the newest view.
-func (i *Indexer) View() (*projection.View, error) {
+// View returns the newest view. In a transaction it returns the transaction's view, which includes the transaction's
+// own writes so far.
+func (i *Indexer) View(ctx context.Context) (*projection.View, error) {
+	if kubestore.InTransaction(ctx) {
+		return kubestore.ViewFrom(ctx), nil
+	}
 	v := i.shared.Projection.Current()
 	if v == nil {
 		return nil, errNoView
@@ -86,12 +90,12 @@ func (i *Indexer) GetByKey(key string) (any, bool, error) {
 
 // Read returns the object of a key 'namespace/name' or 'name'. This key is the part of the row's key after the prefix.
 func (i *Indexer) Read(key string) (any, bool, error) {
-	v, err := i.View()
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	v, err := i.View(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
-	defer cancel()
 	return i.GetAt(ctx, v, key)
 }
 
@@ -120,12 +124,12 @@ func (i *Indexer) AllAt(ctx context.Context, v *projection.View) ([]any, error) 
 
 // scan returns the objects whose key has the prefix. The prefix must end in a slash.
 func (i *Indexer) scan(prefix string) ([]any, error) {
-	v, err := i.View()
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	v, err := i.View(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
-	defer cancel()
 	return i.scanAt(ctx, v, prefix)
 }
 

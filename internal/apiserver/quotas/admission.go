@@ -9,9 +9,6 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	resourcequotaapi "k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
-
-	"github.com/logplane/logplane/internal/kubestore"
-	"github.com/logplane/logplane/projection"
 )
 
 // plugin is upstream's ResourceQuota plugin, but does not charge quotas. It refuses early the requests that the quotas
@@ -48,7 +45,7 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	if e == nil || !e.Handles(a) {
 		return nil
 	}
-	view, err := p.view(ctx)
+	view, err := p.rows.View(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,12 +62,4 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	}
 	_, err = resourcequota.CheckRequest(limits, a, e, p.limited)
 	return err
-}
-
-// view returns the newest view, or a transaction's view, which includes the usage of earlier operations.
-func (p plugin) view(ctx context.Context) (*projection.View, error) {
-	if kubestore.InTransaction(ctx) {
-		return kubestore.ViewFrom(ctx), nil
-	}
-	return p.rows.View()
 }
