@@ -2,12 +2,13 @@ package lists
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
 )
 
 // encoding is the encoding of a list. It can cut the encoded items out of a list, and splice encoded items into a list
@@ -144,7 +145,7 @@ type cborEncoding struct{}
 // noCBORItems has the key 'items', which upstream writes as a byte string, followed by an empty array or by null.
 var noCBORItems = [...]string{"\x45items\x80", "\x45items\xf6"}
 
-const arrayOfCBOR = 4 << 5
+const arrayOfCBOR = 4 // the major type
 
 func (cborEncoding) items(list, empty []byte) ([]byte, error) {
 	_, end, err := place(empty, noCBORItems)
@@ -167,18 +168,7 @@ func (cborEncoding) split(empty []byte, count, _ int) (before, after []byte, err
 	if err != nil || count == 0 {
 		return empty, nil, err
 	}
-	before = bytes.Clone(empty[:end-1])
-	switch {
-	case count < 24:
-		before = append(before, arrayOfCBOR|byte(count))
-	case count < 1<<8:
-		before = append(before, arrayOfCBOR|24, byte(count))
-	case count < 1<<16:
-		before = binary.BigEndian.AppendUint16(append(before, arrayOfCBOR|25), uint16(count))
-	default:
-		before = binary.BigEndian.AppendUint32(append(before, arrayOfCBOR|26), uint32(count))
-	}
-	return before, empty[end:], nil
+	return verbatim.AppendHead(bytes.Clone(empty[:end-1]), arrayOfCBOR, uint64(count)), empty[end:], nil
 }
 
 func (cborEncoding) separator() []byte { return nil }

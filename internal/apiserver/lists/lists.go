@@ -175,7 +175,7 @@ func (k Kind) maker(r *http.Request, gzip bool) *maker {
 	}
 	if k.Verbatim != nil && wanted.Convert == nil && !pretty {
 		m.Verbatim = func(ctx context.Context, items []projection.Row, large bool) kubestore.Chunk {
-			return verbatim(k.Verbatim(ctx, chosen.MediaType), items, m.encoding.separator(), large, gzip)
+			return verbatimChunk(k.Verbatim(ctx, chosen.MediaType), items, m.encoding.separator(), large, gzip)
 		}
 	}
 	return m
@@ -225,8 +225,8 @@ func (m *maker) encodeEmpty(ctx context.Context, list runtime.Object) ([]byte, e
 	return encoded.Bytes(), err
 }
 
-// verbatim makes a chunk of items that are encoded as stored. It returns nil if any of the items must be decoded.
-func verbatim(add kubestore.Append, items []projection.Row, separator []byte, large, gzip bool) kubestore.Chunk {
+// verbatimChunk makes a chunk of items that are encoded as stored. It returns nil if any of the items must be decoded.
+func verbatimChunk(add kubestore.Append, items []projection.Row, separator []byte, large, gzip bool) kubestore.Chunk {
 	if add == nil {
 		return nil
 	}

@@ -84,7 +84,7 @@ func (r *reader) text() ([]byte, bool) {
 // name reads the name of a member. Its length must be in the shortest form.
 func (r *reader) name() ([]byte, bool) {
 	major, length, size := r.peek()
-	if major != ofBytes || size != len(appendHead(make([]byte, 0, 5), ofBytes, length)) {
+	if major != ofBytes || size != len(AppendHead(make([]byte, 0, 5), ofBytes, length)) {
 		return nil, false
 	}
 	return r.text()

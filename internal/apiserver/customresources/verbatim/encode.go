@@ -154,15 +154,16 @@ func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	metadata := reader{rest: whole[start:end]}
 	_, count, size := metadata.peek()
 	to = append(to, whole[:start]...)
-	to = appendHead(to, ofMap, count+1)
+	to = AppendHead(to, ofMap, count+1)
 	to = append(to, metadata.rest[size:]...)
 	version := strconv.AppendUint(make([]byte, 0, 20), revision, 10)
-	to = append(appendHead(to, ofBytes, uint64(len(resourceVersion))), resourceVersion...)
-	to = append(appendHead(to, ofBytes, uint64(len(version))), version...)
+	to = append(AppendHead(to, ofBytes, uint64(len(resourceVersion))), resourceVersion...)
+	to = append(AppendHead(to, ofBytes, uint64(len(version))), version...)
 	return append(to, whole[end:]...)
 }
 
-func appendHead(to []byte, major byte, argument uint64) []byte {
+// AppendHead appends the head of a value of CBOR: its major type, and a number below 2^32, in the shortest form.
+func AppendHead(to []byte, major byte, argument uint64) []byte {
 	switch major <<= 5; {
 	case argument < 24:
 		return append(to, major|byte(argument))
