@@ -84,14 +84,7 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills in the rules of an internal ClusterRole, or of a list of ClusterRoles. decorate serves as upstream's
-// hook. The hook cannot return an error, so decorate panics on an error.
-func (a aggregatedRoles) decorate(obj runtime.Object) {
-	if err := fillIn(obj, a.all); err != nil {
-		panic(listers.Unreadable{Err: err})
-	}
-}
-
+// fillIn fills in the rules of an internal ClusterRole, or of a list of ClusterRoles.
 func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) error {
 	var all []*rbacv1.ClusterRole // read once, if any role needs it
 	fill := func(role *rbac.ClusterRole) (err error) {
@@ -119,10 +112,9 @@ func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) erro
 	return nil
 }
 
-// registry is the registry of ClusterRoles. It gives ClusterRoles of the past the rules that they had then, and fills
-// in the rules of ClusterRoles that a watch sends. Upstream's hook can do neither: the hook does not know which request
-// it serves, and does not see into an object that many watches share. Besides, a watch calls the hook in a goroutine
-// where nothing recovers a panic.
+// registry is the registry of ClusterRoles, which fills in aggregated rules. Upstream's hook, the store's Decorator,
+// cannot do this: the hook does not know which request it serves, does not see into an object that many watches share,
+// and cannot return an error.
 type registry struct {
 	*clusterrolestore.REST
 	aggregated aggregatedRoles
@@ -130,23 +122,17 @@ type registry struct {
 
 // Get implements rest.Getter.
 func (r registry) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	role, err := r.REST.Get(ctx, name, options)
-	if err != nil || kubestore.PastFrom(ctx) == nil {
-		return role, err
-	}
-	return role, r.fillIn(ctx, role)
+	role, err := r.stored().Get(ctx, name, options)
+	return r.filled(ctx, role, err)
 }
 
 // List implements rest.Lister.
 func (r registry) List(ctx context.Context, options *internalversion.ListOptions) (runtime.Object, error) {
-	list, err := r.REST.List(ctx, options)
-	if err != nil || kubestore.PastFrom(ctx) == nil {
-		return list, err
-	}
-	return list, r.fillIn(ctx, list)
+	list, err := r.stored().List(ctx, options)
+	return r.filled(ctx, list, err)
 }
 
-// stored returns upstream's registry without the hook, which could not return an error.
+// stored returns upstream's registry without the marker that takes the hook's place.
 func (r registry) stored() *genericregistry.Store {
 	store := *r.Store
 	store.Decorator = nil

@@ -18,6 +18,7 @@ import (
 	"fmt"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -80,7 +81,7 @@ func (i *Index) NewStorage(granted authorizer.Authorizer, enabled serverstorage.
 			if !ok {
 				return info, fmt.Errorf("find the store of clusterroles: %T", checked.StandardStorage)
 			}
-			store.Decorator = i.aggregated.decorate
+			store.Decorator = func(runtime.Object) {} // never called; it says that ClusterRoles are not shown as they are stored
 			resources[name] = clusterrolepolicybased.NewStorage(registry{store, i.aggregated}, granted, resolver)
 		default:
 			return info, fmt.Errorf("find the store of %s: %T", name, storage)
