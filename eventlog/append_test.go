@@ -212,7 +212,7 @@ func batch(id, size int) []eventlog.Write {
 	return writes
 }
 
-// Stream info shows a batch that is being written. Head never returns a revision inside one.
+// Stream info shows a batch that is being written. Head never returns a revision inside such a batch.
 func TestHeadIsNeverInsideABatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of appends")

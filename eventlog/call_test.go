@@ -36,7 +36,7 @@ func TestUnavailableOnce(t *testing.T) {
 }
 
 // A server that was cut off still answers, for seconds after the cut ends, that there is no leader. Here such a server
-// passes a request on only after that answer. So the leader's own answer always comes second, and is used all the same.
+// passes a request on only after that answer. So the leader's own answer always comes second, and is still used.
 func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)

@@ -22,7 +22,7 @@ func shortTimeout(c *eventlog.Config) { c.Timeout = 2 * time.Second }
 
 func follower(leader int) int { return (leader + 1) % 3 }
 
-// infoHead is the head that STREAM.INFO answers through server i. That head proves nothing: a deposed leader still
+// infoHead is the head in the answer to STREAM.INFO through server i. That head proves nothing: a deposed leader still
 // answers with its old head.
 func infoHead(t *testing.T, c *eventlogtest.Servers, i int) eventlog.Revision {
 	t.Helper()
@@ -72,8 +72,8 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal stalls on its way to the quorum. Only when the stalled proposal is appended does a second write of the
-// same object learn that it has lost. The stalled write is found by its id.
+// A proposal stalls on its way to the quorum. A second write of the same object learns that it has lost only when the
+// stalled proposal is appended. The stalled write is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -311,7 +311,7 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 	return l
 }
 
-// The nearest replica answers direct gets, and is often behind. A tail is complete all the same. If a replica is cut
+// The nearest replica answers direct gets, and is often behind. A tail is complete nevertheless. If a replica is cut
 // off together with the client, the replica knows only an old end of the log. The tail does not stop at that end, and
 // is complete when the replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {

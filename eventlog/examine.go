@@ -81,7 +81,7 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 	return e, nil
 }
 
-// What a user lacks whose request the server refuses.
+// The rights that a user lacks if the server refuses the user's request.
 const (
 	mayNotRead = "this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address"
 	mayNotMake = "this user of the server may not make the log, perhaps only subscribe to its events: connect as the user 'operator' of 'logplane permissions --roles', or as one that may do all"

@@ -116,7 +116,8 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
-// start is the log's first revision, and when the log was asked for it. The zero value is not known.
+// start is the log's first revision, and the time when the log was asked for it. The zero value means that the first
+// revision is not known.
 type start struct {
 	revision Revision
 	asked    time.Time

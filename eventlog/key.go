@@ -15,9 +15,9 @@ const maxSubject = 3900
 // escaped token never contains '%' followed by a lower-case letter, so no object's name can look like a marker.
 var markers = [5]string{1: "%core", 3: "%cluster"}
 
-// Key names one object. The subject of its events in the log (Subject) and the key of its rows in the projection
-// (RowKey) are made from it. A subject can be parsed back into a Key, except for the Prefix, which is in the event's
-// headers.
+// Key names one object. The subject of the object's events in the log (Subject) and the key of its rows in the
+// projection (RowKey) are made from the Key. A subject can be parsed back into a Key, except for the Prefix, which is
+// in the event's headers.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
 	Cluster string

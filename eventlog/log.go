@@ -27,8 +27,8 @@ type Config struct {
 	// Timeout bounds one operation with its retries, unless the context has a nearer deadline; 5 s by default. A first
 	// try takes at most a fifth of the timeout.
 	Timeout time.Duration
-	// LeaderReads lets the stream's leader answer Head on a replicated log, instead of a barrier by the quorum. That is
-	// faster, but stale while a deposed leader can be reached (docs/guarantees.md).
+	// LeaderReads makes Head on a replicated log ask the stream's leader instead of appending a barrier. That is
+	// faster, but the head is stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
 	// Local returns the stream's bounds without a request. It may be set if the stream's only server runs in this
 	// process. This Log must then be the only Log that appends several events at once.
@@ -50,8 +50,8 @@ func (c Config) jetStream() jetstream.JetStream {
 
 // Bounds are the log's first retained revision and its head. An empty log has First = Head + 1.
 type Bounds struct {
-	// First may be some seconds older than the answer. Whoever needs an event below the true first gets ErrPurged, or
-	// ErrConflict for a precondition, and asks again.
+	// First may be some seconds older than the answer. A caller that needs an event below the true first gets
+	// ErrPurged, or ErrConflict for a precondition, and asks again.
 	First, Head Revision
 	// Barrier says that the event at Head is a barrier that this Log appended to learn the head.
 	Barrier bool

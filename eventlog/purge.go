@@ -136,8 +136,8 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	return nil
 }
 
-// Begin makes 'first' the next revision of an unused log, because a cell comes here with all revisions below 'first'. A
-// log that begins at 'first' or later is left alone: an earlier call has made it begin there.
+// Begin makes 'first' the next revision of an unused log, because a cell whose revisions are all below 'first' moves to
+// this log. A log that begins at 'first' or later is left alone: an earlier call has made it begin there.
 func (l *Log) Begin(ctx context.Context, first Revision) error {
 	b, err := l.Extent(ctx)
 	if err == nil && b.First < first {

@@ -151,7 +151,7 @@ func TestUnansweredAppendStaysUnknown(t *testing.T) {
 	mustAppend(t, direct, "direct", added("direct", "x"))
 }
 
-// If a caller goes away, its write is resolved all the same.
+// If a caller goes away, its write is still resolved.
 func TestCancelledAppendIsResolved(t *testing.T) {
 	l, link, _ := stallable(t, 3*time.Second)
 	before := eventlog.RoundTrips("append")

@@ -95,7 +95,7 @@ func TestUnsoundStreams(t *testing.T) {
 	}
 }
 
-// The server refuses everything that would make holes.
+// The server refuses every request that would make a hole.
 func TestStreamRefusesHoles(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
@@ -118,7 +118,7 @@ func TestStreamRefusesHoles(t *testing.T) {
 	}
 }
 
-// A hole that someone made all the same stops readers. Readers neither skip the hole nor take it for a purge.
+// A hole in the log stops readers. Readers neither skip the hole nor take it for a purge.
 func TestHoleIsDiverged(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	config := sound()

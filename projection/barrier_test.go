@@ -67,7 +67,7 @@ func TestExactReadsAreOneRoundTrip(t *testing.T) {
 	}
 	require.LessOrEqual(t, after["head"]-before["head"], 2+seconds)
 
-	// What another process has written is there at once, between barriers too.
+	// A write of another process can be read at once, also between barriers.
 	theirs, err := other.Latest(c.ctx)
 	require.NoError(t, err)
 	for i := range 20 {
@@ -85,7 +85,7 @@ func TestExactReadsAreOneRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	// A commit has every event but such barriers.
+	// A commit has every event except barriers that were not read.
 	c.latest() // reads the other process's barrier
 	v := c.latest()
 	require.Less(t, v.tail.at.Revision, v.Revision())
@@ -118,7 +118,8 @@ func value(t testing.TB, c *cell, v *View, name string) string {
 	return string(row.Value)
 }
 
-// TestOldViewReadsItsBarriers: a view that is as old as an election takes is not believed to lack only a barrier.
+// TestOldViewReadsItsBarriers: once a view is as old as the time that an election takes, the process does not assume
+// that the view lacks only a barrier.
 func TestOldViewReadsItsBarriers(t *testing.T) {
 	quiet(t)
 	c := newCell(t)

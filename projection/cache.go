@@ -33,7 +33,7 @@ const (
 	// cached reads through the cache of blocks.
 	cached through = iota
 	// summaries is for readers that need no values (View.ScanKeys). The summary of a block is made when the block is
-	// read. The block itself is treated as with once, so that it pushes out no summary.
+	// read. The cache treats the block itself as with once, so that the block pushes out no summary.
 	summaries
 	// once is for readers that keep their own form of the values (View.ScanOnce). A block that was read is kept if
 	// there is room for it. Reading it again does not raise its rank in the cache.

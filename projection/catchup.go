@@ -30,10 +30,10 @@ const (
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
-	// electionTime is less than the 4 s that a server of the log waits for a leader that it has lost before it asks the
-	// others for their votes.
+	// electionTime is less than 4 s: a server of the log that has lost its leader waits 4 s before it asks the other
+	// servers for their votes.
 	electionTime = time.Second
-	// spareTime bounds a read of the root that a request can do without.
+	// spareTime bounds a read of the root by a request that does not need this read.
 	spareTime = time.Second
 )
 
@@ -195,7 +195,7 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 }
 
 // stepRoot reads the root. Before the log gave the bounds, a committed root already covered every event that the log
-// had purged (invariant 5). So there is a hole if a root that is read after the bounds ends before the log begins.
+// had purged (invariant 5). So if a root that is read after the bounds ends before the log begins, there is a hole.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
@@ -222,7 +222,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	return nil
 }
 
-// reload reads the root, and publishes a view on it if it is new.
+// reload reads the root, and publishes a view on the root if the root is new.
 func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 	known := p.known()
 	snap, err := p.readRoot(ctx)
@@ -235,9 +235,9 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 // errEnough stops a read that has seen enough.
 var errEnough = errors.New("enough of the tail")
 
-// readTail reads the events after the view's revision: up to the head, or some megabytes of these events; fewer if a
-// newer root may hold these events. It never ends inside a batch. It begins with the last known event, if the log still
-// has that event, to compare it (invariant 9).
+// readTail reads the events after the view's revision up to the head, but only some megabytes of these events, and
+// fewer if a newer root may hold them. It never ends inside a batch. If the log still has the last known event,
+// readTail reads that event first, and compares it (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.at.Revision
 	if after > 0 && bounds.First <= after {
@@ -382,7 +382,7 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 }
 
 // publish replaces the current view, accounts for its tail in the budget, and wakes all callers that wait for a newer
-// revision. It passes an error of change to fail.
+// revision. If change returns an error, publish passes the error to fail.
 func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()

@@ -205,7 +205,7 @@ func (b lax) Copy(ctx context.Context, from, to string) error {
 	return b.Bucket.Copy(ctx, from, to)
 }
 
-// at is the cell as it was at the revision.
+// at returns a view of the cell as of the revision.
 func (p *Projection) at(ctx context.Context, rev Revision) (*View, error) {
 	return p.AsOf(ctx, rev)
 }

@@ -24,8 +24,8 @@ type CheckpointRule struct{ Every, Keep time.Duration }
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
 // checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. As long as the
-// newest root lists the checkpoint, nothing that the copy names is garbage. So the copy names no event segment of the
-// archive: the checkpoint would keep that segment for another History period.
+// newest root lists the checkpoint, no object that the copy names is garbage. So the copy names no event segment of the
+// archive: otherwise the checkpoint would keep that segment for another History period.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -66,9 +66,9 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root without the archive. It returns the name also with an error. The name
-// contains a sum of the content. By this sum a reader notices another cell's checkpoint under that name. The nonce
-// makes content and name unique.
+// writeCheckpoint writes a copy of a root without the archive. It returns the name even if it returns an error. The
+// name contains a sum of the content. This sum lets a reader notice another cell's checkpoint under that name. The
+// nonce makes content and name unique.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints, copied.Nonce = nil, []byte(rand.Text())
@@ -182,7 +182,8 @@ func (r *root) drop(keys []string) (dropped []string) {
 // needs says which objects a root and its checkpoints name.
 type needs struct {
 	named map[string]bool
-	// lost are the keys of checkpoints that are not in the bucket: nobody needs the objects that they named.
+	// lost are the keys of checkpoints that are not in the bucket: nobody needs the objects that these checkpoints
+	// named.
 	lost []string
 	// damaged says which checkpoints and pages cannot be read. These objects stay, since this reader may be at fault,
 	// or too old. They may name any segment up to 'upto', the last revision of the newest of these objects.

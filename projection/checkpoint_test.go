@@ -37,7 +37,7 @@ func TestCheckpointsPinNoArchive(t *testing.T) {
 		require.Len(t, past.Events, min(i+1, 3), "those above the checkpoint's floor %d", past.Floor)
 		require.Greater(t, past.Events[0].MaxRevision, past.Floor)
 
-		// An earlier version wrote the checkpoint so.
+		// Earlier versions wrote such a checkpoint.
 		past.Events = c.latest().snap.root.Events[:i+1]
 		body = encodeRoot(past)
 		next.Checkpoints[i].Key += "-whole"

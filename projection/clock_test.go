@@ -317,8 +317,8 @@ func TestFenceSetsTheClockBack(t *testing.T) {
 	}, keeping)
 }
 
-// TestTimesAreExactAmongWrongOnes: a time names the last revision up to which no event is later, even if some events
-// have wrong times. The time of a revision lies between the times of its neighbours.
+// TestTimesAreExactAmongWrongOnes: a time names the last revision up to which no event is later than the time, even if
+// some events have wrong times. The time of a revision lies between the times of its neighbours.
 func TestTimesAreExactAmongWrongOnes(t *testing.T) {
 	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 //
 //  1. List the bucket. An object is a candidate if the root does not name it and it is a grace period older than the
 //     newest object. A commit in flight may still be about to name a candidate.
-//  2. Swap the root for one of the next generation. Every commit that began before loses its swap, and starts again
-//     with new names. The new root no longer lists lost checkpoints, which nobody can ever read.
+//  2. Swap the root for one of the next generation. Every commit that began before this swap loses its own swap, and
+//     starts again with new names. The new root no longer lists lost checkpoints, which nobody can ever read.
 //  3. Delete the candidates that the new root does not name. A crash before or in this stage leaves the candidates for
 //     the next collection.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {

@@ -100,8 +100,8 @@ func (b *late) Create(ctx context.Context, key string, body []byte) (string, err
 	return b.lax.Create(ctx, key, body)
 }
 
-// TestOvertakenWorkLeavesNothing: objects that a compaction or a join writes after another one was faster are deleted
-// at once, as they may contain data that was forgotten meanwhile.
+// TestOvertakenWorkLeavesNothing: objects that a compaction or a join writes after another compaction or join was
+// faster are deleted at once, as they may contain data that was forgotten meanwhile.
 func TestOvertakenWorkLeavesNothing(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		config := func(c *Config) {
@@ -163,8 +163,8 @@ func TestCollectionDefeatsACommitInFlight(t *testing.T) {
 	})
 }
 
-// TestACompactionIsRebased: a compaction is not discarded because others commit meanwhile: its outcome goes onto the
-// newer root.
+// TestACompactionIsRebased: commits of others do not defeat a compaction: the compaction's outcome goes onto the newer
+// root.
 func TestACompactionIsRebased(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	stalled := &between{lax: lax{c.bucket}}

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// spillBytes is how many raw bytes of events go into one pair of segments, when one commit has more than that.
+	// spillBytes is how many raw bytes of bodies one pair of segments gets before a commit begins another pair.
 	spillBytes = 16 << 20
 	// quietBarriers is how many barriers are worth a commit by themselves. Fewer barriers without another event write
 	// no root, so a cell that is only read writes few roots.
@@ -44,9 +44,9 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	return applied, nil
 }
 
-// Seal folds everything that the log has into the root, also a few barriers at its end, and returns the log's last
-// revision. Another log can then go on after that revision (eventlog.Log.Begin). The caller vouches that all writers
-// have stopped. Seal purges nothing.
+// Seal folds all of the log into the root, also a few barriers at the log's end, and returns the log's last revision.
+// Another log can then go on after that revision (eventlog.Log.Begin). The caller vouches that all writers have
+// stopped. Seal purges nothing.
 func (p *Projection) Seal(ctx context.Context) (last Revision, err error) {
 	for more := true; more; {
 		var v *View
@@ -58,8 +58,8 @@ func (p *Projection) Seal(ctx context.Context) (last Revision, err error) {
 	return last, nil
 }
 
-// Found makes a cell's first root, before its log has events, and says whether it did. A log with events and a bucket
-// without a root do not belong to one cell: then Found fails with ErrNoRoot. If Found made a root there, two cells
+// Found makes a cell's first root, before its log has events, and says whether it did. If the log has events and the
+// bucket has no root, log and bucket do not belong to one cell, and Found fails with ErrNoRoot: otherwise two cells
 // would purge that log.
 func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -81,9 +81,9 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	return made, nil
 }
 
-// commit makes one commit up to its new root, which is stages 1 to 7. It leaves the purge, which only projectors may
-// do, to Commit. more says that there were too many events for one commit. If all is set, commit also commits a few
-// barriers without another event.
+// commit does stages 1 to 7 of a commit, up to the new root. It leaves the purge, which only projectors may do, to
+// Commit. more says that there were too many events for one commit. If all is set, commit also commits a few barriers
+// without another event.
 //
 // Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, swapRoot begins again with stage
 // 1, or discards the objects that were written; Collect deletes the rest. If stage 7 fails, only stage 7 is tried
@@ -98,7 +98,7 @@ func (p *Projection) commit(ctx context.Context, all bool) (v *View, more bool, 
 		if v.Applied() >= goal || !all && !v.dirty() { // another projector has committed it, or there is nothing to commit
 			return nil, nil
 		}
-		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap makes (put in
+		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap sends (put in
 		//    swap.go). This is the commit point. The root is replaced whole or not at all, and only if it is still the
 		//    view's root.
 		return p.advance(ctx, v)
@@ -106,7 +106,7 @@ func (p *Projection) commit(ctx context.Context, all bool) (v *View, more bool, 
 	return v, more, err
 }
 
-// advance makes the draft that contains everything in the view. It returns the draft also with an error.
+// advance makes the draft that contains everything in the view. It returns the draft even if it returns an error.
 func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	next := v.snap.draft()
 
@@ -215,8 +215,8 @@ func (p *Projection) spill(ctx context.Context, next *draft, records []*record) 
 	return nil
 }
 
-// writeSegments writes the records to two segments and lists both in the draft. The segment ordered by revision is
-// given as a finished file. writeRows makes the segment ordered by key.
+// writeSegments writes the records to two segments and lists both in the draft. The caller gives the segment ordered by
+// revision as a finished file, and writeRows makes the segment ordered by key.
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)
@@ -254,7 +254,8 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 	return nil
 }
 
-// create writes a segment under a new name. It returns the name also with an error, because the segment may be there.
+// create writes a segment under a new name. It returns the name even if it returns an error, because the segment may be
+// there.
 func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
 		Key:  p.segmentKey(folder, Revision(sum.MinRevision), Revision(sum.MaxRevision)),

@@ -51,8 +51,8 @@ type merge struct {
 
 // Compact merges runs if there are enough of them, and reports whether it did. It may run during commits, in any number
 // of processes. It commits its outcome onto the root that is then in the bucket, if that root still lists the inputs.
-// Otherwise the compaction's work is lost, which is not an error. A broken run is an error, but other runs are merged
-// all the same.
+// Otherwise the compaction's work is lost, which is not an error. A broken run is an error, but other runs are still
+// merged.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v, err := p.atHand(ctx)
 	if err != nil {
@@ -71,7 +71,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	return done, err
 }
 
-// brokenTime is how long compactions avoid a segment that they could not read, before they try it again.
+// brokenTime is how long compactions avoid a segment that a compaction could not read.
 const brokenTime = 10 * time.Minute
 
 // isBroken reports whether one of the parts is broken: lost, or damaged.
@@ -210,7 +210,7 @@ func (r run) bytes() (n int64) {
 }
 
 // merge writes the outputs. A part of the base stays as it is if no newer version lies between its keys. merge returns
-// the output so far also with an error.
+// the output so far even if it returns an error.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)

@@ -65,7 +65,7 @@ const fewEvents = 1000
 
 // CountFrom is Count for callers that know the number of rows at another revision. It counts the additions and
 // deletions between the two revisions. It falls back to Count if the known revision is below the floor. It also falls
-// back if there may be more events than rows between the two revisions, because Count skips most of the rows.
+// back if the events between the two revisions may outnumber the rows, because Count skips most of the rows.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
 	if first < v.Floor() || last > v.Revision() || last-first > Revision(known)+fewEvents {
@@ -74,7 +74,7 @@ func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, k
 	grown := 0
 	for e, err := range v.EventsOf(ctx, of, first, last) {
 		switch {
-		case errors.Is(err, ErrExpired): // the floor has passed the range since
+		case errors.Is(err, ErrExpired): // since then the floor has passed the range
 			return v.Count(ctx, of.Start, of.End, at)
 		case err != nil:
 			return 0, err

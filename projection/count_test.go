@@ -69,8 +69,8 @@ func TestCountsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestCountFromFarAway: a number of rows that was known long ago is not used if there may be more events since then
-// than rows. The test gives a wrong number, so that the count shows whether that number was used.
+// TestCountFromFarAway: a number of rows that was known long ago is not used if the events since then may outnumber the
+// rows. The test gives a wrong number, so that the count shows whether that number was used.
 func TestCountFromFarAway(t *testing.T) {
 	c := newCell(t)
 	const rows, wrong = 5, 100

@@ -33,7 +33,7 @@ func replaced(t *testing.T, c *cell) {
 }
 
 // TestStateComesFromOneView: a write is computed from one view, whatever root names the segments that are read. Here,
-// before the write reads its state, another process changes the object, and everything that the view's root names is
+// before the write reads its state, another process changes the object, and every object that the view's root names is
 // collected (invariant 13).
 func TestStateComesFromOneView(t *testing.T) {
 	quiet(t)
@@ -112,7 +112,7 @@ func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 }
 
 // TestNothingIsAppendedOnAnotherConnection: if the log went back, it may have another event in place of an event from
-// which a write is computed. So nothing is appended on another connection than the one on which the view was proven.
+// which a write is computed. So a write is appended only on the connection on which its view was proven.
 func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
 	c, s := onDisk(t, t.TempDir())
 	conn, link := eventlogtest.ConnectThrough(t, s)

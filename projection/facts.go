@@ -29,7 +29,8 @@ const (
 	// factShare: facts have a budget of their own, 1/factShare of the caches' budget (docs/decisions/memory.md).
 	factShare = 8
 	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If a block has more, none are kept.
-	// With 1024 of the 65536 possible facts, one block of sixty has a fact by chance, and is then read for nothing.
+	// With 1024 of the 65536 possible facts, one block in sixty has a demanded fact by chance, and is then read without
+	// need.
 	mostFacts = 1024
 	// segmentOverhead and blockOverhead are rough numbers of the bytes that facts take in addition to their values.
 	segmentOverhead, blockOverhead = 512, 32
@@ -69,8 +70,8 @@ func newFilter(c *factCache, file string, blocks int, wanted *Selection, older [
 	return f
 }
 
-// Excludes implements segment.Filter. A block without wanted rows is read all the same if older versions of its keys
-// may be wanted, because the block's rows and tombstones hide these versions.
+// Excludes implements segment.Filter. A block without wanted rows is still read if older versions of its keys may be
+// wanted, because the block's rows and tombstones hide these versions.
 func (f *filter) Excludes(block int, first, last string) bool {
 	if !f.lack(f.facts, block) {
 		return false

@@ -25,7 +25,7 @@ type FencePlan struct {
 
 // leap begins the next epoch at revision to: everything below that revision has been applied, up to the time nanos. A
 // new request id stands for the last applied event. The epoch's number is the revision to, so the number never recurs:
-// the next epoch begins above everything that the log has ever had.
+// the next epoch begins above every revision that the log has ever had.
 func (r *root) leap(to Revision, nanos int64, id string) {
 	r.Epoch = uint64(to)
 	r.Applied, r.AppliedTime, r.AppliedID = to-1, nanos, id+rand.Text()

@@ -34,9 +34,9 @@ func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	return &next, s
 }
 
-// TestALostTailIsFenced: the rehearsal of invariant 9: the log's disk is lost, and an old copy is restored. Every
-// process stops. After the fence, every object in the bucket's snapshot is there, and new revisions are above every
-// revision that was ever seen. Older revisions have expired, so that clients list again.
+// TestALostTailIsFenced rehearses invariant 9: the log's disk is lost, and an old copy is restored. Every process
+// stops. After the fence, every object in the bucket's snapshot is there, and new revisions are above every revision
+// that was ever seen. Older revisions have expired, so that clients list again.
 func TestALostTailIsFenced(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		t.Run(fmt.Sprint("inline ", inline), func(t *testing.T) {

@@ -49,7 +49,7 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	case eventlog.Added:
 		return e.Base == 0 && live == 0
 	case eventlog.Modified, eventlog.Deleted:
-		// If the base is the precondition, the log has enforced it.
+		// If the base is the precondition, the log has enforced the base.
 		return e.Base != 0 && (e.Base == e.Precondition || e.Base == live)
 	default:
 		return false
@@ -59,18 +59,20 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 // nowhere is a revision that no key ever has as its live revision.
 const nowhere = ^Revision(0)
 
-// certain reports that an event is valid whatever the state before it. Most events are certain, and cost no lookup.
+// certain reports that an event is valid whatever the state before the event is. Most events are certain, and cost no
+// lookup.
 func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowhere) }
 
-// hopeless reports that an event is void whatever the state before it: the event would be void even over its own base.
+// hopeless reports that an event is void whatever the state before the event is: the event would be void even over its
+// own base.
 func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
 
 // appended is an append of several events, with one verdict: the append is valid only if each of its events is valid
 // (invariant 13).
 type appended struct {
 	records []*record
-	// verdict is computed on first need. Concurrent callers compute the same verdict, because it depends only on
-	// earlier events.
+	// verdict is computed when it is first needed. Concurrent callers compute the same verdict, because it depends only
+	// on earlier events.
 	verdict atomic.Pointer[bool]
 }
 
@@ -168,7 +170,7 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (found 
 }
 
 // fold folds a key's events of the tail, newest first, over the version below them. It returns the newest version,
-// tombstones included. It calls below only if no event is valid regardless of the state below.
+// tombstones included. It calls below unless one of the events is valid whatever the state below is.
 func (v *View) fold(ctx context.Context, chain []*record, below func() (version, bool, error)) (newest version, found bool, err error) {
 	uncertain := chain
 	for i, r := range chain {

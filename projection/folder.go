@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// folder keeps, on a local disk, bytes of immutable objects that were read. Each object has a file, with the bytes at
-// the same offsets as in the bucket, and holes between them. Nothing in the folder is trusted without its checksum. So
-// the folder is never fsynced, may be deleted at any time, and may be shared by processes. A file counts with its
-// length, holes included, so the folder takes less than its budget.
+// folder keeps on a local disk the bytes that were read from immutable objects. Each object has a file, which has the
+// bytes at the same offsets as in the bucket, and holes between them. Nothing in the folder is trusted without its
+// checksum. So the folder is never fsynced, may be deleted at any time, and may be shared by processes. A file counts
+// with its length, holes included, so the folder takes less than its budget.
 //
 // A folder belongs to one generation: root.Forgets of the root that has named the objects. The first process that sees
 // the next generation removes the older folder, so that an earlier read, in any process, has no folder for forgotten
@@ -43,8 +43,9 @@ const (
 )
 
 // openFolder makes the folder of a generation, and removes the folders of older generations and nothing else: the user
-// may have named a folder that holds keys. It makes its own folder before it looks for others, so that of two processes
-// at least one sees the other's folder. If there is a folder of a newer generation, openFolder removes its own.
+// may have named a folder that has other files. It makes its own folder before it looks for others, so that of two
+// processes at least one sees the other's folder. If there is a folder of a newer generation, openFolder removes its
+// own.
 func openFolder(name string, generation uint64, budget int64) (*folder, error) {
 	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget}
 	err := os.MkdirAll(f.path, 0o700)

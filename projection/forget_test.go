@@ -20,8 +20,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestForget: no object of the bucket has a forgotten version, whoever read it before. Every other version, and every
-// moment, is unchanged, and the cell still works.
+// TestForget: no object of the bucket has a forgotten version, even if other processes have read the version before.
+// Every other version, and every moment, is unchanged, and the cell still works.
 func TestForget(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -65,8 +65,8 @@ func TestForget(t *testing.T) {
 				histories[name], err = reader.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
 			}
-			// Of the live names, and of the others, the test takes the name with the most kept versions. The number of
-			// kept versions depends on the clock.
+			// The test takes the live name and the other name that each have the most kept versions. The number of kept
+			// versions depends on the clock.
 			var names []string
 			for _, live := range []bool{true, false} {
 				of := slices.DeleteFunc(slices.Clone(r.names), func(name string) bool { return (r.model.live[name] > 0) != live })

@@ -169,7 +169,7 @@ func TestThePastIsExact(t *testing.T) {
 	}
 }
 
-// requireVersions reads all versions of a key in pages, each of which ends after so many looks. The versions must be
+// requireVersions reads all versions of a key in pages, each of which ends after this many looks. The versions must be
 // the history without void events.
 func requireVersions(t *testing.T, p *Projection, key string, history []Row, looks int) {
 	var want, got []Revision
@@ -247,7 +247,7 @@ func TestVersionsHoldThemselves(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	// What earlier tests have left may go meanwhile.
+	// Memory that earlier tests have left may be freed meanwhile.
 	eventlogtest.Eventually(t, "the versions keep no blocks", func() bool {
 		rows, _, err := c.Versions(c.ctx, podKey("a").RowKey(), ^Revision(0), versions, nil)
 		require.NoError(t, err)

@@ -20,8 +20,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// layered is a cell with a snapshot as commits and compactions leave it. It has layers of objects, given by their
-// numbers. The first layer is the base, and each other layer is a run above the base.
+// layered is a cell with the kind of snapshot that commits and compactions leave. The snapshot has layers of objects,
+// given by their numbers. The first layer is the base, and each other layer is a run above the base.
 func layered(t testing.TB, layers ...[]int) *cell {
 	c := newCell(t)
 	for i := range layers {
@@ -222,8 +222,8 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	}
 }
 
-// TestACompactionOutlivesACollection: a compaction is not discarded because garbage was collected meanwhile. Its
-// outputs are written again, under names that no earlier collection knew.
+// TestACompactionOutlivesACollection: a collection of garbage does not defeat a compaction. The compaction's outputs
+// are written again, under names that no earlier collection knew.
 func TestACompactionOutlivesACollection(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	_, err := c.bucket.Create(c.ctx, "logplane/seg/0/00000000000000000001-00000000000000000001-OLD", []byte("garbage"))
@@ -378,7 +378,7 @@ func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 }
 
 // TestAnOldVersionCostsOneRequest: an old version costs one request: an event segment of usual size is read whole, also
-// a joined segment. Of a larger segment the footer is read, and then a block.
+// a joined segment. If a segment is larger, its footer is read, and then a block.
 func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	const commits = 60
 	want := make([]string, commits)

@@ -12,8 +12,8 @@ import (
 
 // TestAnEventThatIsLostIsFenced: an event that no server has undamaged stops every reader. A fence gives up this event
 // and all later events, and keeps all earlier events, even if no root has these yet. If the root is lost too, a
-// recovery helps, whether or not the log reaches back to the checkpoint; then a fence may have to follow. Where an
-// error names a fence or a recovery as the remedy, that remedy helps.
+// recovery helps, whether or not the log reaches back to the checkpoint; a fence may have to follow the recovery. Where
+// an error names a fence or a recovery as the remedy, that remedy helps.
 func TestAnEventThatIsLostIsFenced(t *testing.T) {
 	lost := nats.Header{"Logplane-Checksum": {"0"}}
 	for name, ruined := range map[string]func(*cell){

@@ -55,8 +55,8 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 	const itself = "KEY" // stands for the object's key
 	for _, row := range []struct {
 		kind, how string
-		// read, follow, past, commit and fsck are the expected errors, empty if there is none: of a read of the newest
-		// state, of a read of the events from the floor on, of a read of the first revision, of a commit, and of fsck.
+		// read, follow, past, commit and fsck are the errors that five calls should return, empty for none: a read of
+		// the newest state, a read of the events from the floor on, a read of the first revision, a commit, and fsck.
 		// KEY is the object's key.
 		read, follow, past, commit, fsck string
 		// helps is the remedy: 'recover', 'drop' for dropping a checkpoint, a 'collection', a 'copy' of the old object,
@@ -195,7 +195,7 @@ func other(t *testing.T, pick func(*cell) string) []byte {
 }
 
 // TestRecoverPassesByAnotherCellsCheckpoint: the root is lost, and the checkpoint is another cell's, of the same
-// revision. Recover does not use that checkpoint, because our own log would have to be given up for it.
+// revision. Recover does not use that checkpoint, because Recover would have to give up the cell's own log for it.
 func TestRecoverPassesByAnotherCellsCheckpoint(t *testing.T) {
 	config := hourly(1 << 20)
 	start := func(value string) (*cell, Revision, string) {

@@ -13,8 +13,8 @@ import (
 
 const pageMagic = 0x6770_504c // "LPpg", little endian
 
-// page names an object that lists event segments of the archive, so that the root need not. The page has the revisions
-// from MinRevision on: listed segments that end before MinRevision are no longer kept.
+// page names an object that lists event segments of the archive, so that the root need not list them. The page has the
+// revisions from MinRevision on: listed segments that end before MinRevision are no longer kept.
 type page struct {
 	_                        struct{} `cbor:",toarray"`
 	Key                      string
@@ -58,7 +58,7 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 	return moved, nil
 }
 
-// writePage writes a page. It returns the name also with an error.
+// writePage writes a page. It returns the name even if it returns an error.
 func (p *Projection) writePage(ctx context.Context, refs []segmentRef) (page, error) {
 	pg := page{MinRevision: refs[0].MinRevision, MaxRevision: refs[len(refs)-1].MaxRevision}
 	pg.Key = fmt.Sprintf("%s/pages/%020d-%020d-%s", p.config.Prefix, pg.MinRevision, pg.MaxRevision, rand.Text())
@@ -125,7 +125,7 @@ func (r *root) dropEvents(upto Revision) {
 	r.Events = r.Events[firstAfter(r.Events, upto):]
 }
 
-// archiveStart is the revision after which all events up to the applied one are still kept.
+// archiveStart is the revision after which all events up to the applied revision are still kept.
 func (r *root) archiveStart() Revision {
 	switch {
 	case len(r.Pages) > 0:

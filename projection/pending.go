@@ -144,9 +144,9 @@ func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key
 	return lost, nil
 }
 
-// Append appends all writes in one batch, each key once, with its base and its precondition in the base view. It
-// returns the revision of the last event, 0 if there is nothing to append. Errors are those of View.Append, and
-// ErrExpired. Nothing may be added afterwards.
+// Append appends all writes in one batch, each key once, with the base and the precondition that the key has in the
+// base view. It returns the revision of the last event, 0 if there is nothing to append. Errors are those of
+// View.Append, and ErrExpired. Nothing may be added afterwards.
 func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error) {
 	var writes []Write
 	for _, k := range p.keys {

@@ -44,7 +44,7 @@ type Config struct {
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
 	// Founded says that the cell has had a root since it was made. Then every call fails with ErrNoRoot in a bucket
-	// without a root: a commit to a wrong bucket would have the log's beginning purged.
+	// without a root: otherwise a commit to a wrong bucket would purge the log's beginning.
 	Founded bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
@@ -57,8 +57,8 @@ type Config struct {
 	// Grace is how old garbage must be, by the bucket's clock, before it is deleted; 15 min by default. No commit may
 	// take longer, and neither may a list that reads one view.
 	Grace time.Duration
-	// Tracer gets a span for each traced event that this process commits, in the trace of the request that wrote it;
-	// none by default.
+	// Tracer gets a span for each traced event that this process commits, in the trace of the request that wrote the
+	// event; none by default.
 	Tracer trace.Tracer
 }
 
@@ -97,7 +97,7 @@ type Projection struct {
 	undecided atomic.Pointer[draft]
 	// givesUp is set by PlanFence: commits leave out an event that no server has undamaged, and every event after it.
 	givesUp atomic.Bool
-	// fatal is set once the log has turned out to be another one (invariant 9). failing is closed at the same time.
+	// fatal is set once the log is known to be another log (invariant 9). failing is closed at the same time.
 	fatal   atomic.Pointer[error]
 	failing chan struct{}
 
@@ -105,7 +105,7 @@ type Projection struct {
 	// commit, following lets one follow the log, and relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
 	// sparing is a time, in nanoseconds since 1970. Until this time requests ask the bucket only for objects that they
-	// cannot do without.
+	// need.
 	sparing atomic.Int64
 }
 
@@ -167,7 +167,7 @@ func (p *Projection) Shrink() {
 // returned V, Current is at least as new as V.
 func (p *Projection) Current() *View { return p.view.Load() }
 
-// Any returns the current view while it is under 10 s old, else Latest.
+// Any returns the current view while that view is under 10 s old, else the view that Latest returns.
 func (p *Projection) Any(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (p *Projection) Any(ctx context.Context) (*View, error) {
 	return p.Latest(ctx)
 }
 
-// failed is the error that every call returns after the log turned out to be another one.
+// failed is the error that every call returns once the log is known to be another log.
 func (p *Projection) failed() error {
 	if err := p.fatal.Load(); err != nil {
 		return *err

@@ -32,9 +32,9 @@ type RecoverPlan struct {
 	// bucket, or one of the events is undamaged on no server. Lost is nil if the events can be kept.
 	Log  eventlog.Bounds
 	Lost error
-	// Missing is the last revision that neither bucket nor log has; the first missing revision is the one after
-	// Revision. It is 0 if nothing is missing. Until is the log time of the first event after the gap, zero if there is
-	// none.
+	// Missing is the last revision that neither bucket nor log has; the first missing revision comes right after
+	// Revision. Missing is 0 if nothing is missing. Until is the log time of the first event after the gap, zero if
+	// there is none.
 	Missing Revision
 	Until   time.Time
 	// To is the first revision after the fence that must follow. It is 0 if nothing is lost, so that no fence is
@@ -470,7 +470,8 @@ func (p *Projection) Recover(ctx context.Context, plan *RecoverPlan) error {
 	return nil
 }
 
-// refold adds to the draft the bucket's events after its root. If revisions are missing, it adds the log's events too.
+// refold adds to the draft the events in the bucket that come after the draft's root. If revisions are missing, it adds
+// the log's events too.
 func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft) (err error) {
 	if next.records, err = next.inlineRecords(); err != nil || plan.To == 0 && plan.bridge == nil {
 		return err

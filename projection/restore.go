@@ -127,7 +127,7 @@ type Restored struct {
 //  2. Write the segments, under names that were never used before. A restore that fails deletes them. A crash here
 //     leaves garbage, and the next restore writes its own segments. The first collection of the new cell deletes the
 //     garbage.
-//  3. Write the root, by Create. Of several concurrent restores one wins.
+//  3. Write the root with Create: one of several concurrent restores wins.
 //  4. Read everything back, and check it.
 //
 // The root looks as if the cell had been fenced, in an epoch far above the source's revisions. The log must begin right

@@ -263,7 +263,7 @@ func TestARestoreThatBreaksOff(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoRestoresWins: of several concurrent restores one wins, and the others change no object that the winner
+// TestOneOfTwoRestoresWins: one of several concurrent restores wins, and the others change no object that the winner
 // made.
 func TestOneOfTwoRestoresWins(t *testing.T) {
 	c := newCell(t)
@@ -573,8 +573,9 @@ func TestRestoreTakesWholeBatches(t *testing.T) {
 	restored("in a gap/")
 }
 
-// TestRestoreOfATrimmedPast: a restore leaves out the objects whose past at its moment a rule has trimmed, and has all
-// other objects. At the moments from which the rule keeps the past, the restore has the objects of the rule too.
+// TestRestoreOfATrimmedPast: a restore leaves out each object whose state at the restore's moment a rule has trimmed,
+// and has all other objects. At the moments from which the rule keeps the past, the restore has the objects of the rule
+// too.
 func TestRestoreOfATrimmedPast(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(4) {

@@ -51,7 +51,7 @@ func aged(end, wanted, passed int64) int64 {
 // Setting the clock back expires nothing. The change is one swap of the root: a crash leaves the old root or the new
 // one.
 func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err error) {
-	if err := p.config.Log.Outdate(ctx); err != nil { // any barrier will do: it has the log's time
+	if err := p.config.Log.Outdate(ctx); err != nil { // every barrier has the log's time
 		return 0, err
 	}
 	_, err = p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {

@@ -112,8 +112,8 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	// A checkpoint before 'upto' keeps its rows, so that later events can be folded onto it. The departing events that
-	// the checkpoint names go, as those of younger checkpoints do: otherwise the bucket would have these events twice.
+	// Only a checkpoint before 'upto' loses rows. A later checkpoint keeps its rows, so that events can be folded onto
+	// it. Both name the rewritten event segments: otherwise the bucket would keep each of these segments twice.
 	changed, err := w.root(ctx, &copied, s, c.Revision < w.upto)
 	if err != nil {
 		return c, err

@@ -45,7 +45,8 @@ type Row struct {
 	Author eventlog.Author
 }
 
-// Clone returns a copy for callers that keep it. A row that was read keeps in memory everything that was read with it.
+// Clone returns a copy for callers that keep it. A row that was read keeps in memory all bytes that were read with the
+// row.
 func (r Row) Clone() Row {
 	r.Value = bytes.Clone(r.Value)
 	id, by := &r.ID, &r.Author

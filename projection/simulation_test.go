@@ -74,8 +74,8 @@ func (w *weather) stallBriefly() {
 	w.stall(3*time.Millisecond, func() bool { return w.served.Load() >= until })
 }
 
-// stallUntilSwapped waits until another caller has swapped the root. Then the caller's own swap is lost, and the caller
-// must notice that.
+// stallUntilSwapped waits until another caller has swapped the root. Then the waiting caller's swap is lost, and that
+// caller must notice the loss.
 func (w *weather) stallUntilSwapped() {
 	before, until := w.swapped.Load(), w.tended.Load()+15
 	w.stall(time.Second, func() bool { return w.swapped.Load() > before || w.tended.Load() >= until })
@@ -83,7 +83,8 @@ func (w *weather) stallUntilSwapped() {
 
 // stallUntilCollected waits until a segment was collected because no root names it yet, or until a long time has
 // passed. Then a commit is defeated by the collector's swap of the root. Because of the nonce, the commit does not take
-// its lost swap for won. A compaction continues with its outputs when its swap is lost; the generation defeats it.
+// its lost swap for won. A compaction whose swap is lost continues with its outputs; the generation defeats such a
+// compaction.
 func (w *weather) stallUntilCollected(key string) {
 	w.mark(key, true)
 	until := w.tended.Load() + 15

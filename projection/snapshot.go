@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// snapshot is a root with everything that a reader of the root needs. A snapshot is immutable, except that segments are
+// snapshot is a root with all data that a reader of the root needs. A snapshot is immutable, except that segments are
 // opened on first use.
 type snapshot struct {
 	p    *Projection
@@ -270,12 +270,12 @@ func (r run) overlapping(start, end string) run {
 	return r
 }
 
-// searchKey is the index of the first of key-ordered records with at least the key.
+// searchKey is the index of the first record at or above the key. The records are ordered by key.
 func searchKey(records []*record, key string) int {
 	return sort.Search(len(records), func(i int) bool { return records[i].key >= key })
 }
 
-// searchRevision is the index of the first of ascending records with at least the revision.
+// searchRevision is the index of the first record at or above the revision. The records ascend by revision.
 func searchRevision(records []*record, rev Revision) int {
 	return sort.Search(len(records), func(i int) bool { return records[i].Revision >= rev })
 }

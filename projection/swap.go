@@ -69,8 +69,8 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 	return p.view.Load(), nil
 }
 
-// swapRoot replaces the root by a draft that next makes, and returns the snapshot of the new root. It returns nil if
-// next returns nil, because there is nothing to do.
+// swapRoot replaces the root by a draft from the function 'next', and returns the snapshot of the new root. It returns
+// nil if next returns nil, because there is nothing to do.
 //
 // A failed put may still have succeeded, if only its answer was lost. So every further try begins by reading the root,
 // and no new draft is made before the last one is decided, even if an earlier call made that draft.

@@ -23,7 +23,7 @@ type Transfer struct {
 
 func (t Transfer) rootKey() string { return t.Prefix + "/root" }
 
-// Check fails if a cell is in the bucket, or remains of another cell: checkpoints that this cell does not have.
+// Check fails if the bucket has a cell, or has another cell's checkpoints, which this cell does not have.
 func (t Transfer) Check(ctx context.Context) error {
 	_, _, err := t.To.Get(ctx, t.rootKey())
 	if err == nil {
@@ -74,7 +74,7 @@ func (t Transfer) Copy(ctx context.Context) (objects, size int64, err error) {
 		})
 		return copying.Err()
 	})
-	if failed := group.Wait(); failed != nil { // it is why the list broke off
+	if failed := group.Wait(); failed != nil { // this error is the reason why the list ended early
 		err = failed
 	}
 	return copied.Load(), bytes.Load(), err

@@ -12,9 +12,9 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestTransfer: a cell whose log is sealed and whose objects are copied goes on with another log in another bucket.
-// Every revision from the floor on can be read there, the events since then are there, and the next revision is the one
-// after the old log's last, which is a barrier.
+// TestTransfer: a cell whose log was sealed and whose objects were copied continues with another log and another
+// bucket. Every revision from the floor on can be read there, and all events since the floor are there. The next
+// revision follows the old log's last revision, which is a barrier.
 func TestTransfer(t *testing.T) {
 	quiet(t)
 	r := newRandom(newCell(t, archived), 11, 10)

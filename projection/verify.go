@@ -19,7 +19,8 @@ import (
 type Verified struct {
 	// Objects is how many objects of the bucket were read completely, the root and checkpoints included.
 	Objects int
-	// Rows of key-ordered segments, events of event segments, and events of the log that were compared.
+	// Rows counts the rows of key-ordered segments, Events counts the events of event segments, and LogEvents counts
+	// the log's events that were compared.
 	Rows, Events, LogEvents uint64
 	// Orphans are objects that no root or checkpoint names: garbage, or objects of a commit in flight. Foreign are
 	// objects that Logplane does not write.
@@ -31,7 +32,7 @@ type Verified struct {
 //
 //   - damage,
 //   - rows out of order, or outside the range that the root gives,
-//   - a bloom filter without a key of its segment,
+//   - a bloom filter that lacks a key of its segment,
 //   - holes between events,
 //   - rows, events and log that contradict each other.
 //
@@ -54,7 +55,7 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 	}
 }
 
-// verification is one pass over a root and everything that it names.
+// verification is one pass over a root and all objects that the root names.
 type verification struct {
 	Verified
 	p     *Projection
@@ -123,7 +124,7 @@ func (v *verification) run(ctx context.Context) error {
 	return v.list(ctx)
 }
 
-// read reads everything that a snapshot names, and checks that all of this is one history.
+// read reads all objects that a snapshot names, and checks that they are one history.
 func (v *verification) read(ctx context.Context, snap *snapshot) {
 	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
 	v.Objects++

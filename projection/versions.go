@@ -19,7 +19,7 @@ const (
 	// read from old to new, but needed from new to old.
 	gapEvents = 1024
 	gapBytes  = versionBytes
-	// visitBytes is how many bytes are reported to looked for a visit to a checkpoint: about a block.
+	// visitBytes is how many bytes a visit to a checkpoint reports to the function 'looked': about a block.
 	visitBytes = 64 << 10
 )
 
@@ -57,7 +57,7 @@ type versionSearch struct {
 	bytes   int // of the rows
 	// below is the revision below which versions are still to be found; 0 at the end.
 	below Revision
-	// before is the revision of the event before the last one found; 0 if the last one does not name an event before
+	// before is the revision of the key's event before the last event found; 0 if the last event found does not name
 	// it.
 	before Revision
 }
@@ -86,7 +86,7 @@ func (s *versionSearch) run(ctx context.Context) error {
 		if err := s.older(ctx); err != nil {
 			return err
 		}
-		s.look(at, visitBytes) // a visit is made whole: one that took nothing would pass over its versions
+		s.look(at, visitBytes) // a visit is never cut short: otherwise it could pass over versions
 	}
 	if s.below <= kept {
 		s.below = 0
@@ -98,7 +98,7 @@ func (s *versionSearch) enough() bool {
 	return s.stopped || len(s.rows) >= s.limit || s.bytes >= versionBytes
 }
 
-// look reports a read to looked.
+// look reports a read to the function 'looked'.
 func (s *versionSearch) look(at Revision, bytes int) {
 	if s.looked != nil && !s.looked(at, bytes) {
 		s.stopped = true

@@ -198,7 +198,7 @@ func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	return p.view.Load()
 }
 
-// mayAskBucket reports whether a request may ask the bucket for something that it can do without. After such a request
+// mayAskBucket reports whether a request may ask the bucket for something that it does not need. After such a request
 // to the bucket has failed, no request may ask for a while.
 func (p *Projection) mayAskBucket() bool { return time.Now().UnixNano() >= p.sparing.Load() }
 

@@ -15,8 +15,8 @@ import (
 )
 
 // The times for which a watch is requested. The server sends a bookmark two seconds before the end. If no more changes
-// are expected, pass ends the watch at that bookmark. After an announcement a watch takes linger; without an
-// announcement, glance is enough.
+// are expected, pass ends the watch at that bookmark. A watch is requested for Config.Linger, by default linger. If the
+// bell hears, and has announced no newer change, glance is enough.
 const (
 	linger = 10 * time.Second
 	glance = 3 * time.Second

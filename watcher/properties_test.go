@@ -28,7 +28,7 @@ import (
 // LOGPLANE_WATCH_SEED for a first seed other than 0.
 const runs = 8
 
-// TestWatchProperties records the events that clients get of random writes, through selectors. Meanwhile watchers are
+// TestWatchProperties records the events of random writes that clients get through selectors. Meanwhile watchers are
 // killed and drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it
 // compares the records with the log, property by property.
 func TestWatchProperties(t *testing.T) {
@@ -82,7 +82,7 @@ func (a tally) add(b tally) {
 // seen is the part of an object that selectors look at.
 type seen struct{ key, color string }
 
-// happened is one event of the log, which is the truth.
+// happened is one event of the log. The log has the truth.
 type happened struct {
 	seen
 	revision eventlog.Revision

@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// DefaultPerUser is how many watches one user may have open in a process by default: a tenth of all that the process
-// serves.
+// DefaultPerUser is how many watches one user may have open in a process by default: a tenth of the watches that the
+// process serves.
 const DefaultPerUser = 2000
 
 // Config of the watcher of one cluster.

@@ -25,8 +25,8 @@ const startTimeout = 30 * time.Second
 // reconnectWait is how long a connection waits between tries while Heal replaces the server.
 const reconnectWait = 20 * time.Millisecond
 
-// maxPayload admits a body of 3 MiB in its storage encoding, with room to spare. JetStream's default of 1 MiB would
-// not.
+// maxPayload admits more than a body of 3 MiB in its storage encoding. JetStream's default of 1 MiB would not admit
+// such a body.
 const maxPayload = 8 << 20
 
 // Server is a JetStream server in this process.

@@ -53,7 +53,7 @@ func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
 }
 
 // fillBlock writes as many large events as fit into JetStream's first file, so that the next event begins another file.
-// Then it fills the disk, and writes that next event in vain.
+// Then it fills the disk, and tries to write that next event, which fails.
 func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
 	t.Helper()
 	for range 9 {
@@ -78,8 +78,8 @@ func (b *bed) requireWhole(t *testing.T, head eventlog.Revision) {
 	require.EqualValues(t, next, count)
 }
 
-// If JetStream fails to write the first event of a file, it shows that event all the same. It would leave a hole in
-// place of the event.
+// If JetStream fails to write the first event of a file, it still shows that event, and would leave a hole in the
+// event's place.
 func TestHealAtANewFile(t *testing.T) {
 	b := newBed(t)
 	head := b.fillBlock(t)

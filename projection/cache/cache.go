@@ -36,7 +36,7 @@ type Budget struct {
 // NewBudget returns a budget of that many bytes.
 func NewBudget(bytes int64) *Budget { return &Budget{limit: bytes, owners: map[string]*owner{}} }
 
-// Limit is the whole of the budget.
+// Limit is the size of the budget.
 func (b *Budget) Limit() int64 { return b.limit }
 
 // Used returns the bytes that the caches keep, and the held bytes, which no cache keeps.

@@ -190,7 +190,8 @@ func TestRemoveAndShrink(t *testing.T) {
 	}
 }
 
-// TestCachesShareABudget: all caches of a budget are one: the cache with the least recently used value gives way.
+// TestCachesShareABudget: the caches of a budget act as one: the cache with the least recently used value drops that
+// value.
 func TestCachesShareABudget(t *testing.T) {
 	b := NewBudget(10)
 	numbers, names := newIn[int, int](b), newIn[string, int](b)

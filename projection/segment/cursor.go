@@ -29,7 +29,7 @@ type Cursor struct {
 	entries []Entry
 	// ahead bounds the bytes of the next read, and most bounds ahead.
 	ahead, most int
-	// decoded are the decoded blocks, of which the first has the index 'block'. sealed are the next blocks, which were
+	// decoded are the decoded blocks; the index of the first one is 'block'. sealed are the next blocks, which were
 	// read but not decoded yet.
 	decoded []*Block
 	sealed  [][]byte

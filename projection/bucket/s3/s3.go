@@ -340,7 +340,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	_, err := send(ctx, b, (*awss3.Client).DeleteObject, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
 	err = failure("delete", key, err)
 	if errors.Is(err, bucket.ErrNotFound) {
-		return nil // some servers answer so
+		return nil // some servers answer this way
 	}
 	return err
 }

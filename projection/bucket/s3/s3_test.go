@@ -180,8 +180,8 @@ func requireNoMeaning(t *testing.T, b *Bucket) {
 	}
 }
 
-// testLostResponses: a write whose response is lost has an unknown outcome; it does not return a failed precondition
-// because of our own retry.
+// testLostResponses: a write whose response is lost has an unknown outcome; no retry of our own turns it into a failed
+// precondition.
 func testLostResponses(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	ensure(t, open(t, s, "lost"))
