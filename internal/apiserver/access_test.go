@@ -64,7 +64,7 @@ func TestIssuersOfTokens(t *testing.T) {
 	s.must(t, 200, list.as("root"))
 
 	version := request{method: "GET", path: "/version"}
-	s.must(t, 200, version) // anonymously, as RBAC allows
+	s.must(t, 200, version) // RBAC allows this to anonymous users
 	s.must(t, 403, list)
 	s.must(t, 401, request{method: "GET", path: "/api/v1/namespaces/default/secrets"})
 	s.must(t, 401, version.bearing("another"))
@@ -116,7 +116,7 @@ func TestReviewedTokens(t *testing.T) {
 	require.Equal(t, 201, <-done)
 }
 
-// authorizationOf writes an AuthorizationConfiguration of a webhook and RBAC.
+// authorizationOf writes an AuthorizationConfiguration with a webhook and RBAC.
 func authorizationOf(t testing.TB, kubeconfig string) string {
 	return accesstest.Write(t, fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[`+
 		`{"type":"Webhook","name":"w.example","webhook":{"timeout":"30s","subjectAccessReviewVersion":"v1","failurePolicy":"Deny","connectionInfo":{"type":"KubeConfigFile","kubeConfigFile":%q}}},`+

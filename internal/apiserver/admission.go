@@ -88,9 +88,9 @@ type admissionPlugin struct {
 }
 
 // admissionPlugins are first our own plugin, and then the plugins of kube-apiserver, in kube-apiserver's order.
-// NodeRestriction is on, too: it concerns only the users of nodes. Three kinds of plugins are left out: plugins that
-// make a namespace in the middle of a request, because the request would not see the namespace; plugins that need a
-// mapper of kinds; and plugins of features that are off.
+// NodeRestriction is on, too: it concerns only nodes' users. Three kinds of plugins are left out: plugins that make a
+// namespace in the middle of a request, because the request would not see the namespace; plugins that need a mapper of
+// kinds; and plugins of features that are off.
 var admissionPlugins = []admissionPlugin{
 	{cost.PluginName, cost.Register, true},
 	{admit.PluginName, admit.Register, false},

@@ -57,9 +57,10 @@ type remoteServer struct {
 	asked     atomic.Int64
 	// legacy is true for a server without aggregated discovery.
 	legacy atomic.Bool
-	// says is a path and the answer to give there.
+	// says has a path and the answer to requests for that path.
 	says atomic.Pointer[[2]string]
-	// release lets requests for '/held' be answered. hold gets each such request. gone gets each watch that has ended.
+	// release closes hold. Until then, requests for '/held' are not answered. held gets one value for each such
+	// request, and gone one for each watch that has ended.
 	release    func()
 	hold       chan struct{}
 	held, gone chan struct{}

@@ -84,7 +84,7 @@ const deletionPage = 10
 // that uid is known under the name.
 func (s *Server) Deletion(ctx context.Context, o dependents.Object) (cause eventlog.Cause, was bool, err error) {
 	key, uid := s.stores.Key(schema.GroupResource{Group: o.Group, Resource: o.Resource}, o.Namespace, o.Name).RowKey(), o.UID
-	var next *projection.Row // the next newer version, if it is of the same object or is its deletion
+	var next *projection.Row // the next newer version, if it is a version or the deletion of the same object
 search:
 	for below := projection.Revision(math.MaxUint64); below > 0; {
 		var rows []projection.Row

@@ -99,7 +99,7 @@ func newCustomResources(s *Server) *customresources.Handler {
 	})
 }
 
-// Definitions returns the summary of every CRD as of now. It leaves out what cannot be decoded.
+// Definitions returns the summary of every CRD as of now. It leaves out CRDs that cannot be decoded.
 func (s *Server) Definitions(ctx context.Context) ([]customresources.Summary, error) {
 	if _, err := s.config.Cell.Consistent(ctx); err != nil {
 		return nil, err

@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newServer serves a fresh cell with the namespace default. It marks
-// the cluster as initialized without Bootstrap, which takes longer.
+// newServer serves a fresh cell with the namespace default. It marks the cluster as initialized without Bootstrap,
+// which takes longer.
 func newServer(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
 	c := Config{Cell: kubestoretest.Cell(t, projection.Config{})}

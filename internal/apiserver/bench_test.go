@@ -257,8 +257,8 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// BenchmarkLargeDefinitions measures the creation of one more CustomResourceDefinition of 100 KB where there are 300,
-// and discovery after it.
+// BenchmarkLargeDefinitions measures the creation of one more CustomResourceDefinition of 100 KB beside 300 others, and
+// discovery afterwards.
 func BenchmarkLargeDefinitions(b *testing.B) {
 	s := newServer(b)
 	made := 0

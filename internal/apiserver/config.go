@@ -55,7 +55,7 @@ const defaultRequestTimeout = time.Minute
 var enableFeatures = sync.OnceFunc(func() {
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
 		string(features.CBORServingAndStorage): true,
-		// Upstream would announce gzip for a watch whose bytes our watch writer sends past its compressor.
+		// Upstream would announce gzip for a watch whose bytes our watch writer sends past upstream's compressor.
 		string(features.WatchListCompression): false,
 	})
 	if err != nil {

@@ -134,7 +134,7 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	storage["pods/resize"] = pods.Resize
 	storage["bindings"] = pods.LegacyBinding
 
-	// This registry replaces the service accounts of NewRESTStorage, which do not know Pods. Upstream does the same.
+	// NewRESTStorage's registry of service accounts does not know Pods, so this registry replaces it, as in upstream.
 	// Without an issuer, an earlier filter answers requests for a token with 405.
 	webhooks, err := webhookclient.NewForConfig(p.LoopbackClientConfig)
 	if err != nil {

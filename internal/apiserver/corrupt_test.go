@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// TestCorruptObjects: a list names objects that cannot be decoded. Only a user with a right of its own can delete such
-// an object, and nobody can delete any other object in that way.
+// TestCorruptObjects: a list names objects that cannot be decoded. A user needs a special right to delete such an
+// object, and nobody can delete any other object in that way.
 func TestCorruptObjects(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, s.Bootstrap(t.Context()))

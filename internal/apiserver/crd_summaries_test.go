@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// TestSummariesFollowChanges: whatever happens to definitions, their summaries are those that a reader without any
-// memory finds.
+// TestSummariesFollowChanges: after any changes of definitions, their summaries equal the summaries that a reader
+// without any memory finds.
 func TestSummariesFollowChanges(t *testing.T) {
 	s := newServer(t)
 	random := mathrand.New(mathrand.NewPCG(1, 1))

@@ -70,9 +70,9 @@ const (
 	roleBindingsPath        = rbacPath + "/namespaces/default/rolebindings"
 )
 
-// TestSixtyDecisions: a change of rights through one process decides the next request on another. Each of sixty
-// requests is sent before and after the change that concerns the request, without a pause. The name of a user includes
-// the user's groups.
+// TestSixtyDecisions: a change of rights through one process applies to the next request to another process. Each of
+// sixty requests is sent before and after the change that concerns the request, without a pause. The name of a user
+// includes the user's groups.
 func TestSixtyDecisions(t *testing.T) {
 	one, other, _ := twoServers(t, withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}),
 		withUsers(t, "ann", "bob", "carl,reds", "dora,blues", "eve,reds,blues"))

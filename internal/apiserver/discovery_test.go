@@ -134,7 +134,7 @@ func TestWhatDescribesTheProcess(t *testing.T) {
 	}
 }
 
-// '/' lists every path that can be asked for without knowing a resource.
+// '/' lists every path that a client can request without knowing a resource.
 func TestIndex(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)

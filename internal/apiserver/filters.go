@@ -91,8 +91,8 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 func (s *Server) recorded() bool { return s.generic.AuditBackend != nil }
 
 // withImpersonation lets a request act as another user. Upstream's filter remembers for ten seconds who may impersonate
-// whom, so a revoked right would stay valid for that long. So each request that impersonates makes its own filter,
-// which takes microseconds.
+// whom, so a revoked right would stay valid for that long. Therefore each request that impersonates makes its own
+// filter, which takes microseconds.
 func (s *Server) withImpersonation(h http.Handler) http.Handler {
 	c := s.generic
 	filter := impersonation.WithImpersonation

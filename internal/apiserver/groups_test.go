@@ -80,8 +80,8 @@ func TestAPIServices(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: "/apis/local.example"})
 }
 
-// TestDeclarativeValidation: upstream's declarative rules are enforced, and take the place of the handwritten ones,
-// also where strategies of ours wrap upstream's. Otherwise upstream's answer would name each mistake several times.
+// TestDeclarativeValidation: upstream's declarative rules are enforced in place of the handwritten rules, also where
+// our strategies wrap upstream's strategies. Otherwise upstream's answer would name each mistake several times.
 func TestDeclarativeValidation(t *testing.T) {
 	s := newServer(t, withTokens(t))
 	const schemas = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas"

@@ -62,8 +62,8 @@ func summary(list history.VersionList) (lines []string) {
 	return lines
 }
 
-// Managers who each write their own fields repeatedly within one second are told apart: by the items of a list, by the
-// values of a list, and by who has taken over a field.
+// History tells apart managers who each write their own fields repeatedly within one second: by the items of a list, by
+// the values of a list, and by a field that one manager has taken over.
 func TestVersionsNameManagers(t *testing.T) {
 	s := newArchive(t)
 	var want []string
@@ -483,7 +483,7 @@ func TestChangesAreWatched(t *testing.T) {
 	all, _ = s.watched(t, "ann", inDefault+all[4].Name, 2)
 	require.Equal(t, []string{"b", "c"}, []string{all[0].Object.Name, all[1].Object.Name}, "her rights are those of today")
 
-	// Requests that a watch of changes does not serve.
+	// A watch of changes refuses these requests.
 	for query, code := range map[string]int{"&fieldSelector=to%3D1h": 400, "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true": 422, "x": 400} {
 		s.must(t, code, request{method: "GET", path: historyPath + inDefault + head + query}.as("root"))
 	}

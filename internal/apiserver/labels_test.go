@@ -49,7 +49,7 @@ func hasMetadata(object runtime.Object) bool {
 	return err == nil && !isList
 }
 
-// label gives labels to all metadata in a value, and allocates the missing parts on the way.
+// label gives labels to all metadata in a value, and allocates the missing parts of the value.
 func label(v reflect.Value, depth int) {
 	if depth > 8 {
 		return

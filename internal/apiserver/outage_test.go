@@ -288,7 +288,8 @@ func (o outage) outageOfTheBucket(t *testing.T, r request, warm bool, id string,
 	}
 }
 
-// hasWritten reports whether the log has an event of the request, by its Audit-Id. Concurrent requests do not matter.
+// hasWritten reports whether the log has an event with the request's Audit-Id. Events of concurrent requests do not
+// count.
 func (o outage) hasWritten(t *testing.T, r request, after eventlog.Revision) (written bool) {
 	err := o.log.Tail(t.Context(), after, o.head(t), func(e eventlog.Event) error {
 		id, _, _ := strings.Cut(e.RequestID, "/")
@@ -493,7 +494,7 @@ func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig
 
 type decider struct{ path, body string }
 
-// TestOutageOfWhatDecides: whichever object of the bucket cannot be read, either the webhook or policy decides about
+// TestOutageOfWhatDecides: if any object of the bucket cannot be read, either the webhook or policy still decides about
 // the request, or the answer is 503. A webhook's Service, the rules that a condition asks for, or a policy's params may
 // be unreadable. This is not a failure of the webhook or policy, so the failure policy does not apply.
 func TestOutageOfWhatDecides(t *testing.T) {

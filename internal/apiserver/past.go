@@ -32,7 +32,8 @@ const (
 	// revisionHeader is the revision that an answer of the past shows.
 	revisionHeader = "Logplane-Revision"
 	// timeHeader is the time at which the newest event up to that revision was written. Only answers that describe the
-	// API have this header, because it costs a read. To learn the meaning of a moment, ask for '/at/MOMENT/version'.
+	// API have this header, because it costs a read. Clients can ask for '/at/MOMENT/version' to learn the meaning of a
+	// moment.
 	timeHeader = "Logplane-Time"
 )
 
@@ -143,8 +144,8 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 	})
 }
 
-// failMoment answers a request whose moment cannot be read. For a request of discovery, the reason is also a warning:
-// client-go does not read the Status of such an answer, and kubectl would print only its code.
+// failMoment answers a request whose moment cannot be read. If the request is for discovery, the reason is also a
+// warning: client-go does not read the Status of such an answer, and kubectl would print only its code.
 func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo, err error) {
 	if !info.IsResourceRequest {
 		warning.AddWarning(r.Context(), "", err.Error())

@@ -335,7 +335,7 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
-	// For discovery, kubectl prints the warnings of an answer and not the answer's body.
+	// When kubectl asks for discovery, it prints the answer's warnings and not the answer's body.
 	for _, moment := range []string{"1h", "99999999", "tomorrow"} {
 		a := at("GET", "/at/"+moment+"/api")
 		require.GreaterOrEqual(t, a.code, 400, moment)

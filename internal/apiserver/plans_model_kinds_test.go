@@ -20,7 +20,7 @@ type modelKind struct {
 	// edits are changes that are allowed at any time. fixed makes a change that is allowed only in a new object.
 	edits []edit
 	fixed func(object map[string]any)
-	// immutable are the places that the API does not allow to change.
+	// immutable are the places that the API does not let clients change.
 	immutable []string
 	// status changes the status, if the kind has a subresource for the status.
 	status edit
@@ -28,7 +28,7 @@ type modelKind struct {
 	hasStatus bool
 	// protected says that the server gives a new object a finalizer.
 	protected bool
-	// serverKeeps is an annotation in which the server counts.
+	// serverKeeps is an annotation in which the server keeps a count.
 	serverKeeps string
 	// other is another version, in which objects are not stored.
 	other string
@@ -36,7 +36,7 @@ type modelKind struct {
 	kept []string
 	// passes says that a restore skips the kind. alone says that transactions do not write the kind.
 	passes, alone bool
-	// kind is the kind's name. in is the namespace of its objects, if it is not the usual one.
+	// kind is the kind's name. in is the namespace of the kind's objects, if that is not the usual namespace.
 	kind, in string
 	// A twin is a copy of an object. toTwin removes the values that an object and its twin cannot share, such as an
 	// address. fromTwin puts the object's own values back.

@@ -502,7 +502,7 @@ type expected struct {
 	last map[string]any
 	// conflict says that the object is left alone because others have changed it.
 	conflict bool
-	// same says that the object is already as it should become.
+	// same says that the object already has the wanted state.
 	same bool
 	// refused says that the API refuses the wanted state.
 	refused bool

@@ -487,7 +487,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 		}
 		s.must(t, 404, request{method: "GET", path: pods + "/once"})
 	}
-	// A Pod that a restore has made carries the work on. When that Pod has finished, neither runs again.
+	// A Pod that a restore has made continues the work. When that Pod has finished, neither Pod runs again.
 	begun := s.must(t, 201, request{method: "POST", path: pods, body: `{"metadata":{"name":"again"},"spec":{"restartPolicy":"Never","nodeName":"n",` +
 		`"containers":[{"name":"c","image":"i"}]}}`})
 	restoreAgain := `{"namespace":"default","restore":{"to":"` + fmt.Sprint(fieldOf(begun.object(t), "metadata.resourceVersion")) + `"}}`
@@ -498,7 +498,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 	s.planned(t, restoreAgain, false, nil)
 	s.must(t, 404, request{method: "GET", path: pods + "/again"})
 
-	// A Job may have finished by way of another Pod, so its Pods are left to it.
+	// Another Pod may have finished the Job, so a restore leaves the Job's Pods to the Job.
 	of := s.must(t, 201, request{method: "POST", path: pods, body: `{"metadata":{"name":"of-job","ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"j","uid":"u","controller":true}]},` +
 		`"spec":{"restartPolicy":"Never","nodeName":"n","containers":[{"name":"c","image":"i"}]}}`})
 	gone(pods + "/of-job")
@@ -507,7 +507,7 @@ func TestRestoreOfWhatHasMovedOn(t *testing.T) {
 		return c.Object.Name == "of-job" && c.Left == "its Job makes its Pods"
 	}), left)
 
-	// A namespace that was being deleted is not the one of that name which was made later.
+	// A namespace that was being deleted is not the namespace of the same name that was made later.
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"going"}}`})
 	s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/going"})
 	going := s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/going"})

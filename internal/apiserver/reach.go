@@ -140,8 +140,8 @@ const sincePage = 10
 
 // since returns a revision since which the key has had the same object as now. If the object was there at the given
 // revision, the result is the given revision or an earlier one. Otherwise the result is the revision at which the
-// append that made the object began. Versions that are no longer kept prove nothing, so then the result is the revision
-// of the oldest version that is known to be of this object. found is false if there is no object now.
+// append that made the object began. If the versions that would tell are no longer kept, the result is the revision of
+// the oldest version that is known to be of this object. found is false if there is no object now.
 //
 // If the object has not changed since it was made, like most namespaces, only the object itself is read. Otherwise the
 // uid at the given revision decides. Versions are read one by one only if that uid is another object's.

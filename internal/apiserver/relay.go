@@ -22,7 +22,7 @@ import (
 func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	answers.Uncorrected(r.Context())
 	gate.AnswersLate(r.Context())
-	flowcontrol.RequestDelegated(r.Context()) // gives back the seat of its start
+	flowcontrol.RequestDelegated(r.Context()) // gives back the request's seat
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	if end := kubestore.RequestOf(ctx).End; end != nil {

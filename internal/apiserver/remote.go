@@ -66,7 +66,8 @@ func (s *Server) IsRemote(version schema.GroupVersion) (bool, error) {
 	return service != nil, err
 }
 
-// Publish writes the configuration by which the servers of remote APIServices trust this process about who a user is.
+// Publish writes the configuration by which the servers of remote APIServices trust the user that this process names in
+// a request.
 func (s *Server) Publish(ctx context.Context, trust aggregation.Trust) error {
 	return trust.Publish(ctx, s.client)
 }

@@ -71,7 +71,7 @@ type Config struct {
 	ForbidPrivileged bool
 	// Services says which addresses and node ports Services may have.
 	Services services.Ranges
-	// Requests bounds the requests of this process other than watches. Watches bounds its watches.
+	// Requests bounds this process's requests other than watches. Watches bounds this process's watches.
 	Requests gate.RequestLimits
 	Watches  gate.WatchLimits
 	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.

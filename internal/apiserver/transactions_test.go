@@ -444,8 +444,7 @@ func TestTransactionDryRun(t *testing.T) {
 	s.must(t, 422, dry)
 }
 
-// A transaction may write as many objects as one append may have events. One more event is refused, whatever the event
-// is.
+// A transaction may write as many objects as one append may have events. One more event of any kind is refused.
 func TestLargeTransaction(t *testing.T) {
 	s := newServer(t)
 	many := func(n int) (all []string) {

@@ -144,7 +144,7 @@ func TestStartsOfWatches(t *testing.T) {
 }
 
 // TestWatchesOfLargeObjects: a watch holds only one event of a large object at a time. The test has such events in
-// every form, at the start and later, and also of kinds whose objects are decorated.
+// every form, at the start and later, also for kinds whose objects are decorated.
 func TestWatchesOfLargeObjects(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	listener := httptest.NewServer(s)

@@ -39,12 +39,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// brokenHooks are ways in which a webhook fails, whatever the request is. Each way is the path of such a webhook. The
-// last three webhooks never answer.
+// brokenHooks are ways in which a webhook fails for every request. Each way is the path of such a webhook. The last
+// three webhooks never answer.
 var brokenHooks = []string{"reset", "cut", "500", "busy", "garbage", "nothing", "moved", "found", "large", "slow", "refused", "misnamed"}
 
-// unlikeUpstream are the faults after which clients get another answer with upstream, because upstream reads any answer
-// and follows redirects.
+// unlikeUpstream are the faults for which upstream gives clients another answer, because upstream reads any answer and
+// follows redirects.
 var unlikeUpstream = map[string]string{"large": "too large", "moved": "none is followed", "found": "none is followed"}
 
 // lyingHooks are ways in which an admission webhook gives a senseless answer, or denies.
@@ -528,8 +528,8 @@ func convert(w http.ResponseWriter, r *http.Request, faulty map[string]func(*api
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// TestFaultyConversions: if a conversion webhook fails, the answer has the message of upstream's converter, whichever
-// request needs the conversion. Nothing is written. A slow webhook may use up the time of the request.
+// TestFaultyConversions: if a conversion webhook fails, the answer to any request that needs the conversion has the
+// message of upstream's converter. Nothing is written. A slow webhook may use up the time of the request.
 func TestFaultyConversions(t *testing.T) {
 	s := newServer(t)
 	served := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { convert(w, r, lyingConversions) }))

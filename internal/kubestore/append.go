@@ -20,8 +20,7 @@ type refused struct {
 	error
 }
 
-// attempts bounds how often a write is computed. A write that has lost so often has tried for some seconds at least,
-// because of the pauses between its attempts.
+// attempts bounds how often a write is computed. The pauses between so many attempts take some seconds at least.
 const attempts = 100
 
 // compute runs try on a view, and again on a newer view if the write lost to another write of the key. It also runs try
@@ -145,8 +144,8 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	return v, nil
 }
 
-// lost says that certainly nothing was written, and that the write may succeed on a newer view. Either another write of
-// one of the keys came first, or the floor has passed the view.
+// lost says that the failed append certainly wrote nothing, and that the write may succeed on a newer view. Either
+// another write of one of the keys came first, or the floor has passed the view.
 func lost(err error) bool {
 	var failed appendError
 	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
@@ -172,7 +171,7 @@ func (e appendError) Unwrap() error { return e.error }
 // decisions bounds how often Alongside is asked again because the reads for Alongside took too long.
 const decisions = 3
 
-// append appends in one batch the write of an object, the writes of its claims, and the writes that Alongside returns.
+// append appends one batch: the write of an object, the writes of its claims, and the writes that Alongside returns.
 // Computing the object may have taken long, because webhooks are asked, and the reads for the other writes may also
 // have taken long. The view that decides about the write must therefore be no older than Staleness. If the view has
 // grown older, append takes the newest view, provided that the object is the same in that view. Otherwise the object
@@ -207,7 +206,8 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, at pro
 	return rev, nil
 }
 
-// still returns the newest view and the state of a key in it, if the object is the same in that view.
+// still returns the newest view and the state of the key in that view. It fails if that view has another version of the
+// object.
 func (s *store) still(ctx context.Context, key eventlog.Key, was projection.State) (*projection.View, projection.State, error) {
 	v, err := s.latest(ctx)
 	if err != nil {
@@ -252,8 +252,9 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 	return c.appending(ctx, func(id string) (eventlog.Revision, error) { return v.Append(ctx, id, writes...) })
 }
 
-// appending calls 'write', which appends something for the context's request under an id, unless nothing may be
-// appended. It records what the request may have written.
+// appending calls 'write' with the id under which 'write' appends events for the context's request. If the request may
+// append nothing, appending fails without calling 'write'. It records whether the request may have written, and the
+// last written revision.
 func (c Cell) appending(ctx context.Context, write func(id string) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	end, err := c.beginAppend(ctx)
 	if err != nil {

@@ -161,8 +161,8 @@ func (b *bed) commit(ctx context.Context) {
 	}
 }
 
-// purge commits, and purges from the log every event that it may purge. After that, all reads come from segments and
-// all preconditions are 0.
+// purge commits, and then purges every event that may leave the log. After that, all reads come from segments and all
+// preconditions are 0.
 func (b *bed) purge(ctx context.Context) {
 	b.t.Helper()
 	b.commit(ctx)
@@ -295,7 +295,7 @@ func (s *stepped) UpdateTransformer(modify storagetesting.TransformerModifier) f
 	return func() { s.transformer.set(before) }
 }
 
-// setFailing is upstream's hook: it makes every value one that cannot be transformed, or ends that.
+// setFailing is upstream's hook: it makes every transformation of a stored value fail, or succeed again.
 func (s *stepped) setFailing(failing bool) {
 	if failing {
 		s.transformer.set(corrupting{s.transformer.get()})

@@ -74,7 +74,7 @@ func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
 			key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: "a"}
 			for rev := eventlog.Revision(8); ctx.Err() == nil; {
 				var burst []*fanout.Event
-				for range 1000 { // of an object that the watch does not cover
+				for range 1000 { // events of an object that the watch does not cover
 					e := eventlog.Event{Write: eventlog.Write{Key: key, Op: eventlog.Modified, ContentType: "text/plain"}, Revision: rev}
 					burst = append(burst, fanout.NewPast(e))
 					rev++

@@ -19,9 +19,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Chunks is one list in encoded chunks in place of objects (ChunkLister). A chunk encodes some neighbouring items,
-// and is cached for as long as none of them changes. A list whose chunks are all cached costs only the reading of its
-// rows' keys and revisions.
+// Chunks is one list whose items come in encoded chunks (ChunkLister). A chunk encodes some neighbouring items, and is
+// cached until one of them changes. A list whose chunks are all cached costs only the reading of its rows' keys and
+// revisions.
 //
 // The key of an item decides whether a chunk ends with the item. So a change affects one chunk, and pages, lists of one
 // namespace and selected lists share the chunks of the items that they have in common.

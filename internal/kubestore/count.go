@@ -31,7 +31,8 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 	return token, remaining, err
 }
 
-// sharded says whether a shard selector selects. Predicate.Empty does not look at shard selectors.
+// sharded says whether the predicate has a shard selector that is not empty. Predicate.Empty does not look at shard
+// selectors.
 func sharded(p *storage.SelectionPredicate) bool {
 	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }

@@ -127,7 +127,7 @@ func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Ob
 	return obj, false, nil
 }
 
-// decode decodes into a new object of the type of into. If into is nil, the codec chooses the type.
+// decode returns a new object of the same type as 'into'. If 'into' is nil, the codec chooses the type.
 func (s *store) decode(data []byte, into runtime.Object) (runtime.Object, error) {
 	if into == nil {
 		return runtime.Decode(s.Codec, data)

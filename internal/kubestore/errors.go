@@ -121,8 +121,8 @@ func unreadAnswer(ctx context.Context, err error) error {
 	return unwritten(ctx, errors.New("what is stored could not be read"))
 }
 
-// unwritten answers a request that wrote nothing, for a reason that may pass. A request of several appends, such as a
-// deletecollection, may have written a part before. In that case the answer has no Retry-After.
+// unwritten answers a request whose append wrote nothing, if the next try may succeed. A request with several appends,
+// such as a deletecollection, may have written a part before. In that case the answer has no Retry-After.
 func unwritten(ctx context.Context, why error) error {
 	if r := requestViewOf(ctx); r != nil && r.hasWritten() {
 		return apierrors.NewInternalError(fmt.Errorf("a part was written, and no more: %w: read the objects to learn what was written", why))

@@ -87,8 +87,8 @@ func reason(t *testing.T, err error) metav1.StatusReason {
 	return status.Status().Reason
 }
 
-// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and its answer does
-// not blame the client.
+// A fenced process acknowledges nothing, whichever request learned of the fence, and its answer does not blame the
+// client.
 func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	for _, learned := range []bool{false, true} {
 		t.Run(fmt.Sprint("learned ", learned), func(t *testing.T) {
@@ -376,8 +376,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// A bucket that keeps failing ends a watch with a bookmark at its position and without an error event: after an error
-// event clients would list. If an encryption key is gone, the client must see that error.
+// If a bucket keeps failing, a watch ends with a bookmark at the watch's position and without an error event: after an
+// error event clients would list. If an encryption key is gone, the client must see that error.
 func TestALastingErrorEndsAWatchWell(t *testing.T) {
 	for _, fails := range []string{"bucket", "key service"} {
 		t.Run(fails, func(t *testing.T) {

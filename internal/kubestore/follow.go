@@ -229,8 +229,8 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.St
 	return w.send(ctx, event, len(d.Event.Body))
 }
 
-// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has sent everything by
-// then, so the watch ends. The bookmark comes last because client-go lists after a short watch that sent nothing.
+// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has sent everything before,
+// so the watch ends. The bookmark comes last because client-go lists after a short watch that sent nothing.
 func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
 	if w.ending {
 		rev = max(rev, w.position)

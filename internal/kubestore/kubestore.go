@@ -44,8 +44,8 @@ func Open(c projection.Config, cluster string) (Cell, error) {
 	return Cell{Log: c.Log, Projection: p, Cluster: cluster, Objects: NewObjects(p.Budget())}, nil
 }
 
-// ErrUncommitted is what Writable wraps while the bucket lacks writes of too long a time. Unlike other reasons, the
-// answer names it.
+// ErrUncommitted is in Writable's error while the oldest write that the bucket lacks is too old. Answers to clients
+// name this reason.
 var ErrUncommitted = errors.New("no commit to the bucket has succeeded for --max-tail-age")
 
 // Shrink frees most of the memory that only saves time. It is for an idle process.
@@ -119,7 +119,7 @@ type store struct {
 	turns     turns
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
-	// counts has, for pages of lists that are being read, how many objects follow from the page's start on.
+	// counts has the number of objects from a page's start to the list's end, for pages of lists that are being read.
 	counts *lru.Cache[page, int]
 	// counted has the last count of each whole list. Counting has the counts that are under way.
 	counted  *lru.Cache[projection.Keys, counted]

@@ -63,8 +63,7 @@ type judge struct {
 	labels storedLabels
 }
 
-// judge returns nil if all stored objects must be decoded. While corrupt objects may be deleted, a list names all
-// corrupt objects.
+// judge returns nil if all stored objects must be decoded.
 func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
 	j := &judge{store: s, version: version}
 	if p.Label != nil && !p.Label.Empty() && !s.DecodesLabels {

@@ -18,8 +18,8 @@ type requestIDs struct {
 	last atomic.Uint64
 }
 
-// requestID returns an id that is unique for each append. An append of unknown outcome is looked for in the log by its
-// id.
+// requestID returns an id that is unique for each append. If the outcome of an append is unknown, the append is looked
+// up in the log by this id.
 func requestID(ctx context.Context) string {
 	r := requestOf(ctx).ids
 	if r == nil {

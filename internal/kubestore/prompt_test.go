@@ -75,7 +75,7 @@ func TestPromptWatches(t *testing.T) {
 }
 
 // TestManyWatchesInOrder: many watches, some with slow readers, get small and large changes, each change once and in
-// order. This holds whichever way a change takes to a watch.
+// order. This is true for each way in which a change reaches a watch.
 func TestManyWatchesInOrder(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

@@ -26,7 +26,7 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// model is the content that a store must have. For each row path the model has the resourceVersion and whether the
+// model is the content that a store must have. The model has the resourceVersion of each row path, and whether the
 // label is set.
 type model map[string]modelled
 
@@ -198,8 +198,8 @@ func names(list *example.PodList) (names []string) {
 	return names
 }
 
-// TestNothingAliasesTheCache: if a caller changes an object that it was given, nobody else sees the change. For the
-// items of a list this holds as long as the caller only sets fields of the items, as under upstream's cacher.
+// TestNothingAliasesTheCache: if a caller changes an object that it was given, nobody else sees the change. This is
+// true for the items of a list as long as the caller only sets their fields, as under upstream's cacher.
 func TestNothingAliasesTheCache(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

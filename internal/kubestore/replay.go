@@ -13,7 +13,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// errAsked is the cause of the end of a replay that was asked to end.
+// errAsked is the cancellation cause of a replay that was asked to end.
 var errAsked = errors.New("the watch was asked to end")
 
 // replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If the replay
@@ -124,7 +124,7 @@ func (r *replayed) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.O
 // replayShare is the divisor for a replay's share of the budget.
 const replayShare = 8
 
-// keep records the object that the event has left. If the records get too large, the replay drops all of them, and
+// keep records the object as it is after the event. If the records get too large, the replay drops all of them, and
 // continues like a replay that begins here.
 func (r *replayed) keep(e *fanout.Event) {
 	if r.last == nil {

@@ -183,8 +183,8 @@ func TestSelectedListsReadWhatTheyNeed(t *testing.T) {
 }
 
 // TestSelectedListsAreExact: at every revision, and page by page, a list by labels and fields has exactly the matching
-// objects of the whole list. This holds whatever was committed and compacted, and whichever blocks' facts are known. It
-// also holds for the state with which a watch begins.
+// objects of the whole list. Neither commits nor compactions nor known facts of blocks change the list. The state with
+// which a watch begins is as exact.
 func TestSelectedListsAreExact(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	p, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, InlineBytes: 600})

@@ -20,7 +20,7 @@ const transactionTries = 5
 
 // transactionWork bounds the bytes of objects that a transaction decodes and encodes, whether or not it changes these
 // objects. So the transaction writes at most half as many bytes. Even a patch of a few bytes decodes and encodes a
-// whole object. For each byte of the object this takes one or two tenths of a microsecond.
+// whole object. This takes one or two tenths of a microsecond for each byte of the object.
 const transactionWork = 32 << 20
 
 // heavyWrite is how many bytes of objects keep a processor busy for some ten milliseconds. A write of more bytes waits

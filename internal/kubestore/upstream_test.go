@@ -210,8 +210,8 @@ var waits = map[string]bool{
 	"WatchBookmarksWithCorrectResourceVersion": true,
 }
 
-// uninterpreted has the errors of upstream's bare store, which the suite of failing transformers expects. In a server,
-// upstream wraps that store, so that corrupt objects have errors of their own.
+// uninterpreted returns the same errors as upstream's bare store, because the suite of failing transformers expects
+// these errors. In a server, upstream wraps that store, so that corrupt objects have errors of their own.
 type uninterpreted struct{ *stepped }
 
 func bare(err error) error {

@@ -89,7 +89,7 @@ func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
 	return v, err
 }
 
-// consistent also says whether the view is fresh, as opposed to a view from the request's start.
+// consistent is Consistent, but also says whether the view is fresh, as opposed to a view from the request's start.
 func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	if t := transactionOf(ctx); t != nil {
 		return t.view(), true, nil
@@ -108,8 +108,8 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 }
 
 // Staleness bounds the age of the view from which a write starts, and of the view that decides about the write when it
-// is appended. So once a namespace terminates, a write that does not see the termination yet is decided within
-// Staleness.
+// is appended. So a write that does not see the termination of its namespace is decided at most Staleness after the
+// termination's start.
 const Staleness = time.Second
 
 // recent is like consistent, but its view is no older than Staleness. Only a slow request has an older view, such as a
@@ -145,7 +145,7 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	return v, nil
 }
 
-// reachable is how far beyond the head a revision may be for a request to wait for it. The projection waits for 3 s. A
+// reachable is the largest distance from the head to a revision for which a request waits. The projection waits 3 s. A
 // revision further away would come within the 3 s only if ten thousand events were appended each second.
 const reachable = 30_000
 
@@ -163,7 +163,7 @@ func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 	if known != nil && known.Revision() >= rev {
 		return c.await(ctx, rev)
 	}
-	if v == nil || rev-v.Revision() <= reachable { // otherwise the request's own view shows that it is too far
+	if v == nil || rev-v.Revision() <= reachable { // otherwise the request's own view shows that rev is too far
 		var err error
 		v, err = c.latest(ctx)
 		if err != nil || v.Revision() >= rev {

@@ -91,7 +91,7 @@ func (w *watcher) begin(ctx context.Context) error {
 // EventWatch is a watch of the log's events themselves, for objects of any kind.
 type EventWatch struct {
 	Cell
-	schema.GroupResource // which is watched
+	schema.GroupResource // the watched resource
 	Keys                 projection.Keys
 	// After is the revision after which the watch begins.
 	After     eventlog.Revision
@@ -176,7 +176,7 @@ func (w *watcher) run(ctx context.Context) {
 // a second and a half.
 const rejoinAttempts = 24
 
-// stream sends the state if it is wanted, then the past, then the feed's events, until something fails for good. It
+// stream sends the state if it is wanted, then the past, then the feed's events, until an error ends the watch. It
 // never returns nil.
 //
 // A request that a log, a bucket or a key service refuses once may succeed the next time. The watch knows its position,
@@ -277,7 +277,8 @@ func (w *watcher) sendState(ctx context.Context) error {
 func again(ctx context.Context, read func() (bool, error)) error {
 	for failures := 0; ; {
 		further, err := read()
-		if err == nil || ctx.Err() != nil || !passing(err) && !apierrors.IsServiceUnavailable(err) { // a list answers so
+		// A list answers 503 if it may succeed later.
+		if err == nil || ctx.Err() != nil || !passing(err) && !apierrors.IsServiceUnavailable(err) {
 			return err
 		}
 		if further {

@@ -188,7 +188,7 @@ type state struct {
 	stale    bool              // says that the value should be encrypted anew
 }
 
-// state reads the key of a path. With raw, the value must be one that cannot be transformed or decoded.
+// state reads the key of a path. With raw, state refuses a value that can be transformed and decoded.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
 	at, err := v.State(ctx, s.key(path))
 	if err != nil {

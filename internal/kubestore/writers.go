@@ -9,7 +9,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Writers counts the requests of a process that may write. It is for callers that must know that every append of the
+// Writers counts a process's requests that may write. It is for callers that must know that every append of the
 // requests so far is in the log or never will be. Its zero value is ready to use.
 //
 // A request counts from its call of Begin, before it looks at anything, until it and its appends have ended. When the
@@ -17,7 +17,7 @@ import (
 // append.
 type Writers struct {
 	mu sync.Mutex
-	// running is how many requests of each generation count. Wait begins a new generation.
+	// running has the number of counted requests of each generation. Wait begins a new generation.
 	running map[uint64]int // by mu
 	current uint64         // by mu
 	// ended is closed and replaced whenever a generation ends.

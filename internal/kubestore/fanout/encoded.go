@@ -21,8 +21,8 @@ type encodedOnce struct {
 	mu              sync.Mutex // guards the fields below, but not the fields of a representation
 	object          runtime.Object
 	decorated       bool
-	failed          error                                  // of the function that decorated it
-	representations map[runtime.Identifier]*representation // by upstream's encoders
+	failed          error                                  // the error of the decorating function
+	representations map[runtime.Identifier]*representation // by the identifiers of upstream's encoders
 }
 
 // Shared is an object that many watches send in the same encoding.

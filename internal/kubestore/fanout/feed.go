@@ -178,7 +178,7 @@ func (f *Feed) fanOut(e *Event) {
 const offeredAlone = 32
 
 // offer returns the subscriptions that have not taken the delivery. It writes to the list. Since no subscription makes
-// offer wait, it uses all processors.
+// offer wait, offer uses all processors.
 func offer(d *Delivery, list []*Subscription) []*Subscription {
 	each := max(offeredAlone, (len(list)-1)/runtime.GOMAXPROCS(0)+1)
 	parts := slices.Collect(slices.Chunk(list, each))

@@ -85,7 +85,7 @@ func (f *Feed) Leave(s *Subscription) {
 	}
 }
 
-// Bookmark puts a bookmark at the head into the subscription's queue, after every event up to the head.
+// Bookmark queues a bookmark whose revision is the head, after every event up to the head.
 func (f *Feed) Bookmark(s *Subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,9 +6,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// The window has at most windowEvents events, and takes at most one of windowShares parts of the process's budget. Such
-// a window has about as much of the past as clients need after a lost connection. An event takes eventOverhead besides
-// its body.
+// The window has at most windowEvents events, and takes at most 1/windowShares of the process's budget. Such a window
+// has about as much of the past as clients need after a lost connection. An event takes eventOverhead besides its body.
 const (
 	windowEvents  = 16 << 10
 	windowShares  = 8
