@@ -42,8 +42,8 @@ func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // statusOf returns the answer for a request that failed. It names the role, and no addresses: clients need no
-// credentials to see it, and the log has the addresses. If a server may have done the request, the answer has no
-// Retry-After: clients would send the request again (row 61).
+// credentials to see the answer, and the log has the addresses. If a server may have done the request, the answer has
+// no Retry-After: clients would send the request again (row 61).
 func (to *role) statusOf(r *http.Request, err error) error {
 	var client clientError
 	switch {

@@ -4,9 +4,9 @@
 // The servers of one role may have any number of addresses: the addresses of several URLs, and all addresses of a URL's
 // name. A request passes the front in these steps:
 //
-//  1. The front uses the rule by which an api redirects. The rule says whether the request is a watch, and whether it
-//     lasts for as long as its client likes. Every other request has a deadline, which is longer than the servers'
-//     deadline.
+//  1. The front uses the rule by which an api redirects. The rule says whether a watcher serves the request, and
+//     whether the request lasts for as long as its client likes. Every other request has a deadline, which is longer
+//     than the servers' deadline.
 //  2. The request goes to the next server of its role that has not failed lately. Its credentials, its host and its
 //     query stay as they are, and X-Forwarded-For has the client's address.
 //  3. If the front cannot connect, the server has received nothing, so the request goes to another server. After other

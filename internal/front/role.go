@@ -51,8 +51,8 @@ func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role
 	return to
 }
 
-// rewrite leaves a request as it is, but sets the headers that say where the request comes from. The client's own
-// values of these headers are ignored.
+// rewrite sets the headers that say where a request comes from, and ignores the client's own values of these headers.
+// The rest of the request stays, except headers that would make net/http send a write again.
 func rewrite(r *httputil.ProxyRequest) {
 	r.Out.Header.Del("X-Real-Ip")
 	r.Out.Header.Del("Idempotency-Key") // with either header net/http would send a write again

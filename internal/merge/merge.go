@@ -109,7 +109,7 @@ func (r *Reversal) value(p Path, of schema.TypeRef, before, after, now any) any 
 	return now
 }
 
-// parts returns a function that takes the change of a value back part by part, or nil if the value cannot be divided.
+// parts returns a function that takes back the change of a value part by part, or nil if the value cannot be divided.
 // An item that the change has created or removed cannot be divided.
 func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func() any {
 	if len(p) > 0 && p[len(p)-1].list != nil && (before == any(None{}) || after == any(None{})) {

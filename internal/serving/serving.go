@@ -111,7 +111,7 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	return err
 }
 
-// How long requests in flight may take before their contexts end.
+// These are the times that requests in flight may take before their contexts end.
 const (
 	watchGrace = time.Second // watches use up all of it
 	// drainedGrace is for a server whose drain has ended its watches. The remaining requests end by themselves. A watch

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells it to end. The
-// server cuts the connection off in the end, and does not count the cut as a failure.
+// An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells the connection to
+// end. The server cuts the connection off in the end, and does not count the cut as a failure.
 func TestLateConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits as long as requests may take to finish")

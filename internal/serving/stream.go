@@ -63,8 +63,8 @@ func (w *Stream) Write(p []byte) (int, error) {
 	return inParts(p, w.write)
 }
 
-// inParts writes parts, each with the client's patience. A single large write would be cut off even for a client that
-// receives all the time, and would be sent again from its first byte.
+// inParts writes p in parts. The client may take as long as its patience for each part. A single large write would be
+// cut off even for a client that receives all the time, and would be sent again from its first byte.
 func inParts(p []byte, write func([]byte) (int, error)) (written int, err error) {
 	for {
 		n, err := write(p[written:min(len(p), written+atOnce)])

@@ -121,8 +121,8 @@ func (c *Catalog) Find(r schema.GroupResource, version string) (Kind, bool) {
 	return c.first(func(k Kind) bool { return k.GroupResource() == r && (version == "" || k.Version == version) })
 }
 
-// StoredIn returns the kind of a resource in the version in which its objects are stored. In another version, the
-// fields that the other version lacks would be lost.
+// StoredIn returns the kind of a resource in the version in which its objects are stored. Another version would lose
+// the fields that it lacks.
 func (c *Catalog) StoredIn(r schema.GroupResource) (Kind, bool) {
 	return c.first(func(k Kind) bool { return k.GroupResource() == r && k.Stored })
 }

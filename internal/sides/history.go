@@ -14,7 +14,7 @@ import (
 )
 
 // Versions returns the versions of an object, newest first, until there are enough: an object that is written every
-// second has more versions than anybody wants to read. There is at least one, or the error is NotFound.
+// second has more versions than anybody wants to read. If there are none, the error is NotFound.
 func (s *Side) Versions(ctx context.Context, namespace, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
 	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	all := &history.VersionList{}
@@ -38,7 +38,7 @@ func (s *Side) Versions(ctx context.Context, namespace, object string, query url
 	}
 }
 
-// Newest returns the newest version of an object alone, as Versions does.
+// Newest is Versions for only the newest version of an object.
 func (s *Side) Newest(ctx context.Context, namespace, object string, query url.Values) (*history.VersionList, error) {
 	query.Set("limit", "1")
 	return s.Versions(ctx, namespace, object, query, func([]history.Version) bool { return true })

@@ -28,7 +28,7 @@ var Passing = map[schema.GroupResource]bool{
 	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
 }
 
-// EndpointSlices are passing if a controller keeps them.
+// EndpointSlices are passing if they have a controller.
 var EndpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
 
 // Passes says that an object is derived from other objects.

@@ -86,7 +86,7 @@ func (s *Side) Read(ctx context.Context, path string, query url.Values, into any
 }
 
 // All yields the objects of a kind, in the namespace or everywhere, ordered by namespace and name. It leaves out
-// objects that are derived from other objects, and ends with an error, if any.
+// objects that are derived from other objects. If a read fails, All yields the error last.
 func (s *Side) All(ctx context.Context, k Kind, namespace string) iter.Seq2[*unstructured.Unstructured, error] {
 	return func(yield func(*unstructured.Unstructured, error) bool) {
 		for options := (metav1.ListOptions{Limit: pageSize}); ; {

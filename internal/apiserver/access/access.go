@@ -1,13 +1,13 @@
-// Package access says who a client is, what the client may do, and which of the client's requests are recorded. If it
-// is configured so, the package asks other servers.
+// Package access says who a client is, what the client may do, and which of the client's requests are recorded. The
+// package asks other servers if it is configured to do so.
 //
 // Nouns. An issuer is a server of OpenID Connect that signs tokens, which are JWTs, and publishes the keys that verify
 // its tokens. A review is the answer in which a webhook names the user of a token. An authorizer decides whether a user
 // may do something.
 //
 // Issuers, reviews and authorizers are configured by files in upstream's formats. A changed file is read again. Nothing
-// runs between two requests. The first request that needs a key or an answer fetches the key or answer on a connection
-// of its own, and later requests use the same key or answer. A request holds no seat while it waits.
+// runs between two requests. The first request that needs a key or an answer fetches it on a connection of its own, and
+// later requests use it again. A request holds no seat while it waits.
 package access
 
 import (
@@ -64,8 +64,8 @@ func (s seatless) RoundTrip(r *http.Request) (*http.Response, error) {
 // errSeatless is the error of a request that did not get a seat again.
 type errSeatless struct{ error }
 
-// endSeatless ends a request that did not get a seat again. Upstream would treat that error as a refusal of the token
-// or the request. So endSeatless panics, like a lister that cannot read.
+// endSeatless ends a request that did not get a seat again. Upstream would treat err as a refusal of the token or the
+// request. So endSeatless panics, like a lister that cannot read.
 func endSeatless(err error) {
 	if lost, ok := errors.AsType[errSeatless](err); ok {
 		panic(listers.Unreadable{Err: lost.error})

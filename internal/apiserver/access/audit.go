@@ -30,7 +30,7 @@ import (
 	"github.com/logplane/logplane/internal/calls"
 )
 
-// Audit says which requests are recorded, and where to. The records have upstream's format. The zero value records no
+// Audit says which requests are recorded, and where. The records have upstream's format. The zero value records no
 // requests, and costs nothing. Each field has the meaning of the kube-apiserver flag of the same name.
 //
 // A record is written before the request goes on. Upstream can also collect records and write them later. But here

@@ -35,8 +35,8 @@ type Authentication struct {
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate signed by this CA names the user and the groups.
 	ClientCAFile string
-	// ConfigFile is kube-apiserver's --authentication-config: further issuers whose tokens are accepted, and which
-	// requests may be anonymous. A change needs no restart.
+	// ConfigFile is kube-apiserver's --authentication-config: it names further issuers whose tokens are accepted, and
+	// says which requests may be anonymous. A change needs no restart.
 	ConfigFile string
 	// Reviews configures the webhook that is asked about a token that no other authenticator knows. The field Audiences
 	// of Reviews need not be set.
@@ -160,8 +160,8 @@ func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenti
 	})
 }
 
-// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It
-// also refuses a file that gives one token to two users; upstream gives the token to the last of these users.
+// readTokens reads a token file as upstream does. It refuses a file without a token, because nobody could then use the
+// API. It also refuses a file that gives one token to two users; upstream gives the token to the last of these users.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A token file is refused if it would lock everybody out, or give one user's token to another user unnoticed. The
-// message contains no token.
+// A token file is refused if it is malformed, has no token, or gives one token to two users. The message contains no
+// token.
 func TestTokenFilesThatMakeNoSense(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	for content, says := range map[string]string{

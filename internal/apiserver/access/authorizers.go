@@ -28,14 +28,14 @@ type Authorizer interface {
 	authorizer.RuleResolver
 }
 
-// named is an authorizer by the name that a refusal shows to clients.
+// named is an authorizer with the name that a refusal shows to clients.
 type named struct {
 	name string
 	Authorizer
 }
 
-// inOrder returns the authorizers as one, members of system:masters first. Conditions, an alpha feature of upstream's,
-// are off: no authorizer here makes any, and a decision with conditions is refused.
+// inOrder joins the authorizers into one, which first allows everything to members of system:masters. Conditions, an
+// alpha feature of upstream's, are off: no authorizer here makes any, and a decision with conditions is refused.
 func inOrder(all []named) (authorizers, error) {
 	chain := []union.NamedAuthorizer{{
 		AuthorizerName: "kubernetes.io/system-privileged-group",
@@ -150,7 +150,7 @@ func newWebhook(c apiserver.AuthorizerConfiguration, compiler authorizationcel.C
 	return asked{made}, nil
 }
 
-// newMetrics returns the metrics that kube-apiserver has of authorization webhooks.
+// newMetrics returns kube-apiserver's metrics of authorization webhooks.
 func newMetrics() metrics.AuthorizerMetrics {
 	return struct {
 		metrics.NoopRequestMetrics

@@ -16,7 +16,7 @@ import (
 
 // WithLoopbackHost keeps web pages away from a server that trusts everyone on this machine. If a page's DNS name was
 // rebound to loopback, the browser sends that name as Host; if a page posts across sites, the browser sends the page's
-// Origin. WithLoopbackHost also refuses requests that a proxy on this machine forwards from other machines.
+// Origin. WithLoopbackHost refuses both, and requests that a proxy on this machine forwards from other machines.
 func WithLoopbackHost(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := checkLoopbackHost(r); err != nil && !loopback.Is(r.Context()) {

@@ -6,9 +6,9 @@
 // policies and bindings at one revision, compiled.
 //
 // Upstream follows changes with informers, so older rules may still decide about a request. Here the first request
-// after a change makes the rules again before the rules decide about that request, so the change counts for the very
-// next request on any process. Only changed policies are compiled again. Webhooks are compiled again only when one of
-// their configurations has changed.
+// after a change makes the rules again before the rules decide about that request, so the change counts for the next
+// request on any process. Only changed policies are compiled again. Webhooks are compiled again only when one of their
+// configurations has changed.
 package admission
 
 import (
@@ -229,10 +229,10 @@ func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
 	return err
 }
 
-// witness is the authorizer that expressions ask about rights. A witness does not learn for which request it is asked,
-// and upstream turns a panic of the witness into an error of the expression. So the witness remembers the last failure
-// of any request. Another request that is judged at the same time may then fail, too; the client can send that request
-// again.
+// witness is the authorizer that expressions ask about rights. A witness does not know which request an expression is
+// about, and upstream turns a panic of the witness into an error of the expression. So the witness remembers the last
+// failure of any request. Another request that is judged at the same time may then fail, too; the client can send that
+// request again.
 type witness struct {
 	authorizer.Authorizer
 	failure atomic.Pointer[listers.Unreadable]

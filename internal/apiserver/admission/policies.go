@@ -192,8 +192,8 @@ func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.G
 	return params{d.config.Instances.Resource(resource)}, scope, nil
 }
 
-// params reads the objects of a custom kind that are the params of bindings. For each request that needs these objects,
-// it reads them through the API of this process, in the version that the policy names.
+// params reads the objects of a custom kind that are the params of bindings. It reads them through the API of this
+// process, in the version that the policy names, for each request that needs them.
 type params struct {
 	of dynamic.NamespaceableResourceInterface
 }

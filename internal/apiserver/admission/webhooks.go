@@ -73,7 +73,7 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 			return none, err
 		}
 		w := k.callerOf(made)
-		// Upstream's initializers, so that nothing is missed that a webhook newly wants.
+		// Upstream's initializers set all that the plugin needs, even if a new version of upstream needs more.
 		initializer.New(d.config.Client, nil, &frozen{d.config.Listers, snapshot}, d.authorizer, utilfeature.DefaultFeatureGate,
 			compatibility.DefaultBuildEffectiveVersion(), nil, nil).Initialize(w)
 		named := webhookutil.NewDefaultServiceResolver() // returns a name, which dial does not need

@@ -10,7 +10,7 @@
 //  1. Remote finds the APIService of the request's group version in the newest view.
 //  2. servers.go has the connections to the server that the APIService names. An address that could not be reached is
 //     not tried for some seconds.
-//  3. forward.go sends the request there, as the proxy that may say who the user is, and passes the answer on.
+//  3. forward.go sends the request to that server, as the proxy that may name the user, and passes the answer on.
 //  4. documents.go asks servers for their discovery and OpenAPI, all at the same time and for a few seconds at most,
 //     and keeps the answers for some seconds.
 //  5. storage.go stores APIServices. local.go makes the local APIServices, and check.go finds out which remote servers

@@ -20,7 +20,7 @@ const (
 	Always = "true"
 )
 
-// Managed returns who manages an APIService: OnStart or Always for this server, anything else for users.
+// Managed returns the manager of an APIService: OnStart or Always for this server, anything else for users.
 func Managed(service *apiregistrationv1.APIService) string {
 	return service.Labels[autoregister.AutoRegisterManagedLabel]
 }

@@ -154,7 +154,7 @@ func union(found, wanted string) (string, error) {
 	return string(encoded), err
 }
 
-// canonical returns a text with each certificate of the given text once, and without anything else.
+// canonical returns the certificates of a text, each once, and nothing else.
 func canonical(text []byte) (string, error) {
 	certificates, err := cert.ParseCertsPEM(text)
 	if err != nil {

@@ -45,7 +45,7 @@ func MethodNotAllowed(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
 }
 
-// NotSupported is a 405 that says why.
+// NotSupported is a 405 with the message.
 func NotSupported(info *apirequest.RequestInfo, message string) error {
 	err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Verb)
 	err.ErrStatus.Message = message

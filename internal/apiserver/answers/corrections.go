@@ -25,8 +25,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// WithCorrections replaces the few answers to writes whose code api.md does not allow. Upstream makes these answers
-// deep inside its handlers, so WithCorrections recognises them by their text.
+// WithCorrections replaces an answer to a write if api.md does not allow the answer's code. Upstream makes these few
+// answers deep inside its handlers, so WithCorrections recognises them by their text.
 func WithCorrections(h http.Handler) http.Handler {
 	corrections := Corrected(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,7 +22,7 @@ import (
 )
 
 // WithRecovery turns a panic into a Status: 500, or the read error if a lister could not read. A response that has
-// begun is cut off, so that nobody mistakes a part for the whole.
+// begun is cut off, so that no client mistakes a part for the whole.
 func WithRecovery(h http.Handler, logger *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent, wrapped := newResponse(w)

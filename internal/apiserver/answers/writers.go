@@ -61,7 +61,7 @@ func (a *answering) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// Buffer is an http.ResponseWriter that keeps the answer, for one goroutine.
+// Buffer is an http.ResponseWriter that keeps the answer. Only one goroutine may use it.
 type Buffer struct {
 	Code int // 0 before the answer has begun
 	Body bytes.Buffer
@@ -69,7 +69,7 @@ type Buffer struct {
 	header, sent http.Header
 }
 
-// NewBuffer makes a buffer with these headers, to which an answer adds its own.
+// NewBuffer makes a buffer with these headers, to which an answer adds its own headers.
 func NewBuffer(header http.Header) *Buffer { return &Buffer{header: header} }
 
 // Header implements http.ResponseWriter.

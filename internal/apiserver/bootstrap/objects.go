@@ -147,8 +147,8 @@ func policyObjects() ([]object, error) {
 	return objects, nil
 }
 
-// serviceObjects returns the range of cluster IPs, and the Service through which Pods find this API, at the range's
-// first address. The Service gets no endpoints, because Pods cannot use a function's address.
+// serviceObjects returns the range of cluster IPs, and the Service through which Pods find this API. The Service has
+// the range's first address, but no endpoints, because Pods cannot use a function's address.
 func serviceObjects(ranges services.Ranges) ([]object, error) {
 	prefix, err := ranges.Prefix()
 	if err != nil {

@@ -136,7 +136,7 @@ func costlyReview(about *authorization.ResourceAttributes) (errs field.ErrorList
 }
 
 // metadataMistakes returns the mistakes in an object's metadata, if there are more than an answer lists (mistakes.go).
-// For an update, the registry validates metadata outside the strategy, where fewMistakes cannot shorten the list.
+// The registry validates the metadata of an update outside the strategy, where fewMistakes cannot shorten the list.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
 	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a small patch can make many references

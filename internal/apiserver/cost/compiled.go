@@ -20,9 +20,9 @@ const (
 	maxExpressions = 2000
 	// maxExpressionBytes bounds the length of all expressions together. Compiling takes some 10 s for each MB.
 	maxExpressionBytes = 128 << 10
-	// maxRepeated bounds how many instructions all regular expressions of one object compile to. A million instructions
-	// take about one second and 170 MiB. 'a{1000}' is a thousand instructions, and 3 MiB of such text needed more
-	// memory than any machine has.
+	// maxRepeated bounds how many instructions the repetitions in all regular expressions of one object compile to. A
+	// million instructions take about one second and 170 MiB. 'a{1000}' is a thousand instructions, and 3 MiB of such
+	// text needed more memory than any machine has.
 	maxRepeated = 1_000_000
 	// maxColumns bounds the printer columns of a CRD's version. A table evaluates each column for every object.
 	maxColumns = 100
@@ -116,7 +116,8 @@ func (c *compiled) tooMuch() (errs field.ErrorList) {
 	return errs
 }
 
-// pattern counts a regular expression, or a CEL expression that may contain some. It looks at each byte once.
+// pattern counts a regular expression, or a CEL expression that may contain regular expressions. It looks at each byte
+// once.
 func (c *compiled) pattern(text string) {
 	const longest = len("1000,1000}")
 	var groups []int // where the open groups begin

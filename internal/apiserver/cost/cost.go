@@ -10,9 +10,10 @@
 //     that also bound the sum of all values, and generated decoders of protobuf that check their input. None of
 //     today's decoders stops when its request ends.
 //   - quantities.go: a parser of quantities that refuses long numbers and exponents before it computes them.
-//   - patches.go: code that applies patches within a bound of time, and reports mistakes about which it now panics.
+//   - patches.go: code that applies patches within a bound of time, and reports mistakes about which upstream now
+//     panics.
 //   - mistakes.go: validation that stops after some errors, or puts them together in linear time.
-//   - bounds.go: validation, and checks of what a role grants, that do not compare each item with each other item.
+//   - bounds.go: validation and checks of a role's rights that do not compare each item with each other item.
 //   - compiled.go: a bound of the CEL expressions and regular expressions that are compiled for one object.
 //   - stack.go: writes that are served in the goroutine of their request. stack.go saves time, and refuses nothing.
 package cost

@@ -54,8 +54,8 @@ func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	return nil
 }
 
-// measureProtobuf measures a body as the kind that the body names. It opens the envelope as upstream's decoder does,
-// which refuses a body without the prefix.
+// measureProtobuf measures a body as the kind that the body names. It opens the envelope as upstream's decoder does;
+// that decoder refuses a body without the prefix.
 func measureProtobuf(body []byte) (shape.Shape, error) {
 	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
 	if !ok {

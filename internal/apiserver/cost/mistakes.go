@@ -31,7 +31,7 @@ func BoundMistakes(storage rest.Storage) {
 	}
 }
 
-// few looks for no further mistakes if there are too many already, because upstream compares each mistake with all
+// few does not look for further mistakes if there are too many already, because upstream compares each mistake with all
 // others.
 type few struct {
 	rest.DeclarativeValidationStrategy

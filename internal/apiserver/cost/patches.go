@@ -20,8 +20,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/cost/shape"
 )
 
-// The cost of a patch depends on the patch and on the object, and the code that applies it ignores deadlines. So a
-// patch is measured when it arrives, and the cost of applying the patch is computed just before the patch is applied.
+// The cost of a patch depends on the patch and on the object, and the code that applies the patch ignores deadlines. So
+// a patch is measured when it arrives, and the cost of applying the patch is computed just before the patch is applied.
 const (
 	// maxMerged bounds the bytes of the object times the levels of the patch, since each level is copied.
 	maxMerged = shape.MaxWeight
@@ -140,7 +140,7 @@ func (p *patch) affordable(object shape.Shape) error {
 	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
 }
 
-// patched wraps the update function of a request. The wrapped function does nothing for a request that has ended. It
+// patched wraps the update function of a request. The returned function does nothing for a request that has ended. It
 // refuses a patch that is too expensive, and a patch that would make an object larger than a body may be. Some mistakes
 // in a patch make upstream panic. The user gets such a mistake as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {

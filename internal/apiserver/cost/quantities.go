@@ -30,9 +30,9 @@ import (
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Other texts, for
-// example the hash of a commit, may look like such a quantity. So checkQuantities checks only values that the body's
-// type declares as quantities.
+// checkQuantities refuses quantities that would take long to parse, before a decoder parses them. Another text, such as
+// the hash of a commit, may look like such a quantity. So checkQuantities checks only values that the body's type
+// declares as quantities.
 func (m *Meter) checkQuantities(r *http.Request, body []byte) error {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	media := mediaOf(r.Header.Get("Content-Type"))

@@ -10,8 +10,8 @@ const deepStack = 16 << 10
 
 // deepen grows the goroutine's stack at once, while the stack is nearly empty. Upstream runs each write in a goroutine
 // of its own, whose stack would otherwise double again and again, with a copy and a walk over its frames each time.
-// BenchmarkDeepen shows that repeated doubling takes several times as long. Nobody needs deepen once upstream serves a
-// write in the request's own goroutine.
+// BenchmarkDeepen shows that repeated doubling takes several times as long. deepen can be deleted once upstream serves
+// a write in the request's own goroutine.
 //
 //go:noinline
 func deepen(i int) byte {

@@ -54,8 +54,8 @@ const (
 	// handlerBytes is how much memory the CRD handlers of one process may take: enough for 400 small CRDs, or 40 CRDs
 	// of 100 KB. A handler takes some 10 ms to rebuild.
 	handlerBytes = 96 << 20
-	// handlerOverhead is what the handler of an empty CRD takes. In addition a handler takes handlerFactor times the
-	// size of the decoded CRD: schemas, validators and compiled rules.
+	// handlerOverhead is the memory that the handler of an empty CRD takes. A handler also takes handlerFactor times
+	// the size of the decoded CRD: schemas, validators and compiled rules.
 	handlerOverhead = 160 << 10
 	handlerFactor   = 3
 )

@@ -68,7 +68,7 @@ func (s updateStrategy) Canonicalize(obj runtime.Object) {
 }
 
 // naming does the work of upstream's naming, establishing, structural schema and approval controllers. Upstream's
-// controllers work after a write, naming works within the write.
+// controllers work after a write; naming works within the write.
 type naming struct{ definitions *Reader }
 
 func (n *naming) decide(crd *apiextensions.CustomResourceDefinition) {

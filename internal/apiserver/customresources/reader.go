@@ -111,7 +111,7 @@ func (c *Reader) Full(ctx context.Context, of Summary) (*apiextensionsv1.CustomR
 	return crd, nil
 }
 
-// ChangedError says that a CRD has changed since its summary was read. A client that gets it tries again.
+// ChangedError says that a CRD has changed since its summary was read. A client that gets this error tries again.
 type ChangedError struct{ *apierrors.StatusError }
 
 // Changed returns the error for the CRD with that name.

@@ -87,8 +87,8 @@ func (s *summaries) now(ctx context.Context) (Set, error) {
 // errBusy is an answer to clients: other requests have been reading all CRDs for long.
 var errBusy = apierrors.NewTooManyRequests("the CustomResourceDefinitions are still being read", 1)
 
-// find compares all rows' revisions, without values, with the revisions of the known CRDs. It marks each changed CRD as
-// stale. If no CRD is known yet, find reads all CRDs.
+// find compares the revisions of all rows with the revisions of the known CRDs, and reads no values. It marks each
+// changed CRD as stale. If no CRD is known yet, find reads all CRDs.
 func (s *summaries) find(ctx context.Context, v *projection.View) (err error) {
 	if len(s.byName) == 0 {
 		if s.byName, err = s.at(ctx, v); err != nil {
@@ -182,8 +182,8 @@ func (d summaryDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, i
 	return object, kind, err
 }
 
-// dropped names fields of a protobuf message. A field without an entry of its own is dropped; of the others, the fields
-// that the entry names are dropped.
+// dropped names fields of a protobuf message. A field with a nil entry is dropped. Any other entry names the fields to
+// drop from the message that its field holds.
 type dropped map[protowire.Number]dropped
 
 var summaryParts = dropped{ // of runtime.Unknown
@@ -196,11 +196,11 @@ var summaryParts = dropped{ // of runtime.Unknown
 	},
 }
 
-// protobufMagic begins what Kubernetes stores as protobuf.
+// protobufMagic begins each object that Kubernetes stores as protobuf.
 var protobufMagic = []byte("k8s\x00")
 
-// dropFrom returns the stored object without the fields. It returns what is not valid protobuf unchanged, so that the
-// decoder reports what is wrong. To drop a schema from the encoded object costs a hundredth of decoding it.
+// dropFrom returns the stored object without the fields. It returns invalid protobuf unchanged, so that the decoder
+// reports the error. Dropping a schema from the encoded object costs a hundredth of decoding the schema.
 func (d dropped) dropFrom(stored []byte) []byte {
 	message, ok := bytes.CutPrefix(stored, protobufMagic)
 	if !ok {

@@ -7,7 +7,7 @@
 //
 // The path of a request through the package:
 //
-//  1. discovery.go and openapi.go read the set of CRDs, and which versions are remote, from the newest view.
+//  1. discovery.go and openapi.go read the set of CRDs and the list of remote versions from the newest view.
 //  2. made.go makes each answer once for all requests that wait for it, and keeps answers up to a total size.
 //  3. documents.go makes OpenAPI v3 documents. It knows the ETag of each document before the document is made.
 //  4. v2.go splices the additions of CRDs and remote servers into the generated OpenAPI v2 document.

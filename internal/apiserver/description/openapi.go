@@ -55,7 +55,7 @@ func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if changed := new(customresources.ChangedError); !errors.As(err, &changed) || tries == changedRetries {
 			answers.Fail(w, r, notMade(r, err))
 			return
-		} // else what was made is kept
+		} // otherwise the finished parts are kept
 	}
 }
 

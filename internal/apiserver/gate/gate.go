@@ -64,7 +64,7 @@ type Gate struct {
 
 const (
 	// sharePart is the number of parts into which the seats of one kind are divided if there are several users. One
-	// user may hold one part. So nobody waits for a user who holds all seats, and nobody waits long for a processor.
+	// user may hold one part. So one user cannot hold all seats, and nobody waits long for a processor.
 	sharePart = 8
 	// readsPerProcessor is how many read seats per processor one user may hold. A read hardly ever waits for anything.
 	readsPerProcessor = 8

@@ -389,8 +389,8 @@ func (p *Seats) Take(ctx context.Context, user string) (end func(), err error) {
 	return taken.end, err
 }
 
-// Of returns three numbers of a user: the seats that the user holds, the requests that wait for a seat, and the
-// requests that have given back their seat while they wait for other requests. Only tests call Of.
+// Of returns how many seats a user holds, how many of the user's requests wait for a seat, and how many have given back
+// their seat while they wait for other requests. Only tests call Of.
 func (p *Seats) Of(user string) (held, waiting, away int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -56,7 +56,7 @@ type Watch struct {
 	Stream *serving.Stream
 
 	user string
-	// weight says as how many watches this Watch counts for its user.
+	// weight is the number of watches that this Watch counts as, for its user.
 	weight int
 	// end is closed to end the watch with a last bookmark.
 	end   chan struct{}
@@ -153,7 +153,7 @@ func (g *Gate) WithOpen(h http.Handler) http.Handler {
 	})
 }
 
-// weightOf says as how many watches a request to watch counts.
+// weightOf returns the weight of a request to watch.
 func weightOf(r *http.Request) int {
 	headers := 0
 	for name, values := range r.Header {

@@ -5,8 +5,9 @@
 // first; 'changes' lists the versions of all objects of a namespace or of the cluster between two moments, in the order
 // of the log. Neither is stored: both are read from the projection, which keeps the events anyway.
 //
-// A user who may list versions sees only versions of objects that the same user may get today, as far back as both
-// rights reach. A list of changes leaves out other objects; a request that names such an object is refused.
+// A user who may list versions sees only versions of objects that the same user may get today, as far back as the
+// rights to list and to get reach. A list of changes leaves out other objects; a request that names such an object is
+// refused.
 package history
 
 import (

@@ -32,7 +32,7 @@ type call struct {
 	namespace    string // of the object
 	// guarded says that the client's precondition on the object must hold until the transaction is written.
 	guarded bool
-	// what names the operation in messages.
+	// what is the operation's name in messages.
 	what string
 }
 

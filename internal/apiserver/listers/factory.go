@@ -104,8 +104,8 @@ type Source struct {
 	// Prefix is upstream's storage prefix without slashes at its ends.
 	Prefix  string
 	Decoder runtime.Decoder
-	// Lenient leaves objects that cannot be decoded out of lists. This is safe only for objects whose absence allows
-	// less, such as bindings and definitions. Lenient must not be set for limits: a missing limit allows more.
+	// Lenient says that lists leave out objects that cannot be decoded. This is safe only for objects whose absence
+	// allows less, such as bindings and definitions. Lenient must not be set for limits: a missing limit allows more.
 	Lenient bool
 }
 

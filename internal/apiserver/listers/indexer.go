@@ -58,7 +58,7 @@ type decodedKey struct {
 	revision uint64
 }
 
-// keptComplaints is how many such revisions are remembered.
+// keptComplaints is how many revisions 'complaints' holds.
 const keptComplaints = 1024
 
 func newShared(c Config) *shared {
@@ -114,7 +114,7 @@ func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace stri
 	return i.scanAt(ctx, v, i.prefix+namespace+"/")
 }
 
-// All returns every object, in the order of their keys. It is List with an error.
+// All returns all objects in the order of their keys. Unlike List, it returns an error.
 func (i *Indexer) All() ([]any, error) { return i.scan(i.prefix) }
 
 // AllAt returns every object as of a view.

@@ -132,7 +132,7 @@ func buffer() (b *bytes.Buffer, done func()) {
 	}
 }
 
-// maker returns nil if the list must be encoded as a whole.
+// maker returns the maker of the list's chunks, nil if the list must be encoded as a whole.
 func (k Kind) maker(r *http.Request, gzip bool) *maker {
 	if k.Serializer == nil {
 		return nil
@@ -268,7 +268,8 @@ func (m *maker) encode(ctx context.Context, list runtime.Object, to *bytes.Buffe
 	return m.encoder().Encode(list, to)
 }
 
-// chunk has its items plain (kept) or compressed (packed), or both if a request has needed a plain chunk compressed.
+// chunk has its items uncompressed (kept) or compressed (packed). It has both if a request has needed an uncompressed
+// chunk compressed.
 type chunk struct {
 	count  int // of items
 	length int // of the items

@@ -57,8 +57,8 @@ type emptyingKey struct{}
 // Emptying marks the context of requests that delete all content of a namespace. These requests identify the namespace
 // only by its name, and somebody may meanwhile have finished the deletion of the namespace and made a new namespace of
 // that name. With the context, a write in a namespace is allowed only if the namespace has the given uid and is
-// terminating in the view from which the write is computed. For an empty uid, the write is allowed only if the view has
-// no such namespace. Any other write is a conflict.
+// terminating in the view from which the write is computed. If the uid is empty, the write is allowed only if the view
+// has no such namespace. Any other write is a conflict.
 func Emptying(ctx context.Context, uid types.UID) context.Context {
 	return context.WithValue(ctx, emptyingKey{}, uid)
 }

@@ -394,7 +394,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	return append(steps, deletes...), nil
 }
 
-// lossOf is a note about what is lost of an object whose kind was stored in another version at the moment.
+// lossOf returns a note about lost fields, if the object's kind was stored in another version at the moment.
 func (r *restore) lossOf(one *pair) []string {
 	if !r.moved[one.kind.GroupResource()] {
 		return nil
@@ -408,8 +408,9 @@ func (r *restore) prunes(one *pair) bool {
 	return r.Prune && one.then == nil && metav1.GetControllerOf(one.now) == nil && one.now.GetDeletionTimestamp() == nil
 }
 
-// finished says why a Job or Pod that is gone must not be made again: it had finished at the moment or since. So may
-// have an object that was made in its place, for example by an earlier restore. failed says that this is not known.
+// finished says why a deleted Job or Pod must not be made again: the object had finished at the moment or finished
+// later. An object that was made in its place, for example by an earlier restore, may have finished, too. failed says
+// that this is not known.
 func (r *restore) finished(ctx context.Context, one *pair) (why string, failed bool, err error) {
 	of := one.kind.GroupResource()
 	if why := runsAgain(one.then, one.kind); why != "" || of != jobs && of != pods {
@@ -425,7 +426,7 @@ func (r *restore) finished(ctx context.Context, one *pair) (why string, failed b
 	case err == nil:
 	case ctx.Err() != nil || !isAboutKind(err):
 		return "", false, err
-	case apierrors.IsNotFound(err), apierrors.IsResourceExpired(err): // what came since is not kept
+	case apierrors.IsNotFound(err), apierrors.IsResourceExpired(err): // later versions are not kept
 		return "", false, nil
 	default:
 		return "whether it has finished since: " + reason(err), true, nil

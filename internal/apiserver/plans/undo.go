@@ -85,7 +85,7 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 			s.Revisions = append(s.Revisions, c.version.Name)
 		}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return u.write(ctx, one, done) }
-		// A wanted state has the owners that the object will have, and an object that is deleted has its own.
+		// Steps are ordered by the owners in the wanted state, or in the live object if the step deletes the object.
 		if s.object = cmp.Or(o.wanted, live); s.object == nil { // nothing is written
 			s.object = &unstructured.Unstructured{}
 			s.object.SetNamespace(one.object.Namespace)
@@ -277,7 +277,7 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 		}
 	}
 	version := ""
-	// In one version, fields that another one has would be lost.
+	// States in two versions cannot be compared: a conversion would lose fields that only one version has.
 	moved := func(older, newer string) bool {
 		if older != newer {
 			one.conflict = fmt.Sprintf("it was stored as %s and then as %s: change it by hand", older, newer)

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
 )
 
-// plugin is upstream's ResourceQuota plugin, but does not charge quotas. It refuses early the requests that the quotas
-// do not allow. Only the plugin checks upstream's requirements on objects under a quota, and only the plugin checks dry
+// plugin is upstream's ResourceQuota plugin, but does not charge quotas. It refuses a request early if the quotas do
+// not allow it. Only the plugin checks upstream's requirements on objects under a quota, and only the plugin checks dry
 // runs.
 type plugin struct {
 	*admission.Handler

@@ -53,8 +53,8 @@ func Destination(r *http.Request) (watcher, lasts bool) {
 	return WatcherServes(info), IsLongRunning(r, info)
 }
 
-// HasPort reports whether a name that a client calls has a port from which upstream's handler can make an address. For
-// other ports, upstream panics.
+// HasPort reports whether upstream's handler can make an address of the name that a client calls. Upstream panics if
+// the name has a port that is not a number below 65536.
 func HasPort(info *apirequest.RequestInfo) bool {
 	_, _, port, ok := utilnet.SplitSchemeNamePort(info.Name)
 	if !ok || port == "" || info.Subresource != "proxy" || info.Resource != "pods" && info.Resource != "nodes" {

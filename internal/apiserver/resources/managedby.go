@@ -14,8 +14,9 @@ import (
 // a converter of versions. The two must be used together. The TypeConverter is nil for a scheme that has none.
 //
 // These converters do less work than upstream's converters, with the same outcome:
-//   - For each manager of an object, upstream makes a whole unstructured object of the typed object. It then looks only
-//     at the version, which is nearly always the wanted version. Here an object is read only when it is converted.
+//   - For each manager of an object, upstream makes a whole unstructured object of the typed object. Upstream then
+//     looks only at the version, which is nearly always the wanted version. Here an object is read only when it is
+//     converted.
 //   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here one empty entry takes
 //     their place.
 func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.ObjectConvertor) {

@@ -121,7 +121,7 @@ func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, conte
 	}
 }
 
-// decorator returns upstream's hook that makes a store, here kubestore's.
+// decorator returns the hook with which upstream makes a store. This hook makes kubestore's store.
 func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.StorageDecorator {
 	return func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
 		newFunc, newListFunc func() runtime.Object, _ storage.AttrFunc, indexers storage.IndexerFuncs, _ *cache.Indexers,
@@ -216,7 +216,8 @@ func (s *Stores) PutCore(ctx context.Context, at projection.State, key eventlog.
 	return at.Put(runtime.ContentTypeProtobuf, body, 0), nil
 }
 
-// hasNamespace asks the registry's key function, because upstream's hook is not told the scope.
+// hasNamespace reports whether a resource's objects are in namespaces. It asks the registry's key function, because
+// upstream's hook is not told the scope.
 func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Object) (string, error)) (bool, error) {
 	object, err := meta.Accessor(example)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// CreateStrategy is embedded by strategies that add to one of upstream's. Upstream validates declaratively only what
-// implements DeclarativeValidationStrategy, which embedding rest.RESTCreateStrategy alone would hide.
+// CreateStrategy is embedded by strategies that extend one of upstream's strategies. Upstream validates declaratively
+// only with a strategy that implements DeclarativeValidationStrategy. A strategy that embeds only
+// rest.RESTCreateStrategy does not implement that interface.
 type CreateStrategy struct {
 	rest.RESTCreateStrategy
 	rest.DeclarativeValidationStrategy
@@ -39,7 +40,8 @@ func declarative(strategy any) rest.DeclarativeValidationStrategy {
 	return imperative{}
 }
 
-// imperative is the declarative validation of a strategy that has none, as that of CustomResourceDefinitions.
+// imperative is the declarative validation of a strategy that has none, such as the strategy of
+// CustomResourceDefinitions.
 type imperative struct{ rest.DeclarativeValidation }
 
 func (imperative) ValidateDeclaratively(_ context.Context, _, _ runtime.Object, errs field.ErrorList, _ operation.Type, _ rest.DeclarativeValidationConfig) field.ErrorList {

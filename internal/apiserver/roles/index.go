@@ -111,7 +111,7 @@ func (i *Index) bindingsOf(ctx context.Context, who user.Info, namespace string)
 	}
 }
 
-// tableOf requires mu.
+// tableOf returns the table of a namespace, or of the cluster if the namespace is empty. It requires mu.
 func (i *Index) tableOf(namespace string) *table {
 	if namespace == "" {
 		return i.cluster

@@ -262,7 +262,7 @@ func TestMarksSurvive(t *testing.T) {
 }
 
 // coldRules returns a process that has not yet read its rules, which are in segments; a process that writes; and their
-// bucket. Among the rules is ann's RoleBinding to 'reader'.
+// bucket. The rules include ann's RoleBinding to 'reader'.
 func coldRules(t *testing.T) (cold, writer *process, bucket *memory.Bucket) {
 	bucket = memory.New()
 	open := processes(t, projection.Config{Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(16 << 10)}) // no block fits: every read goes to the bucket

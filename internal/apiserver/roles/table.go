@@ -226,7 +226,7 @@ func (t *table) remove(b *binding) {
 func byName(b *binding, name string) int { return strings.Compare(b.name, name) }
 
 // eachSubject calls f with the map and the key of each of the binding's subjects. It identifies subjects as upstream
-// does: a service account by its user name, and in the binding's namespace if the subject has none.
+// does: a service account by its user name, with the binding's namespace if the subject names none.
 func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
 	for _, s := range b.subjects {
 		switch s.Kind {
@@ -265,8 +265,7 @@ func (t *table) of(who user.Info) []*binding {
 	return found
 }
 
-// manyBindings: for a user with at most this many bindings, all of them are returned. For a user with more, only the
-// first binding to each role is returned.
+// manyBindings is how many bindings a user may have before only the first binding to each role is returned.
 const manyBindings = 16
 
 func distinctRoles(found []*binding) (distinct []*binding) {

@@ -87,8 +87,8 @@ func (a *allocator) begin(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// during lets choose use the allocator for this request. Upstream's allocator interfaces carry no context, so only one
-// request chooses at a time. Choosing is quick.
+// during calls 'choose', which uses the allocator for this request. Upstream's allocator interfaces carry no context,
+// so only one request chooses at a time. Choosing is quick.
 func (a *allocator) during(ctx context.Context, choose func() error) (err error) {
 	defer listers.Catch(ctx, &err)
 	select {

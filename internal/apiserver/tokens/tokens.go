@@ -1,10 +1,10 @@
 // Package tokens issues and verifies the tokens of service accounts.
 //
-// Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it becomes
-// invalid when that object is deleted. The token of a Secret, which upstream calls legacy, is stored in the Secret to
-// which it is bound. An issuer is the URL that identifies the signer of a token. The keys are one private key that
-// signs and any number of public keys that verify. Keys are read again when their files change, so they can be rotated
-// without a restart.
+// Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node. A bound token
+// becomes invalid when that object is deleted. The token of a Secret, which upstream calls legacy, is stored in the
+// Secret to which it is bound. An issuer is the URL that identifies the signer of a token. The keys are one private key
+// that signs and any number of public keys that verify. Keys are read again when their files change, so they can be
+// rotated without a restart.
 package tokens
 
 import (

@@ -61,8 +61,8 @@ type writer struct {
 // New returns the writer of a stream.
 func New(e *Encoding, s *serving.Stream) kubestore.WatchWriter { return writer{e, s} }
 
-// SendAll implements kubestore.WatchWriter. It counts as upstream's handler does, except that it counts each event with
-// the mean size of all events, and that sizes include the frame.
+// SendAll implements kubestore.WatchWriter. It counts events and their sizes as upstream's handler does, but gives each
+// event the mean size of all events, and includes the frame in the size.
 func (w writer) SendAll(frames []byte, events int) error {
 	if err := w.stream.SendAll(frames); err != nil {
 		return err
@@ -86,9 +86,9 @@ type Encoding struct {
 	verbatim      func(ctx context.Context, mediaType string) kubestore.Append
 }
 
-// NewEncoding returns the encoding of the resource's events for 'accepted', one of the serializers of s. For the
-// context of a watch, 'verbatim' returns a function that encodes stored objects as a media type. 'verbatim' may be nil,
-// and may return nil.
+// NewEncoding returns the encoding of the resource's events for 'accepted', one of the serializers of s. 'verbatim'
+// gets the context of a watch, and returns a function that encodes stored objects as a media type. 'verbatim' may be
+// nil, and may return nil.
 func NewEncoding(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo,
 	verbatim func(ctx context.Context, mediaType string) kubestore.Append,
 ) *Encoding {

@@ -129,7 +129,7 @@ func NewWebhook(t testing.TB, answer func(r *http.Request, review map[string]any
 	return Kubeconfig(t, server)
 }
 
-// Kubeconfig writes a kubeconfig that leads to a server, and returns its path.
+// Kubeconfig writes a kubeconfig that leads to a server, and returns the file's path.
 func Kubeconfig(t testing.TB, server *httptest.Server) string {
 	t.Helper()
 	authority, err := json.Marshal([]byte(AuthorityOf(server))) // base64

@@ -39,12 +39,12 @@ type cborLevel struct {
 	data bool
 }
 
-// Upstream writes bytes as byte strings in one of these tags, and text as byte strings outside of these tags. In JSON
-// tagged bytes become base64url, base64 or base16.
+// Upstream writes bytes as byte strings in one of these tags, and text as byte strings outside of these tags. Tagged
+// bytes become base64url, base64 or base16 in JSON.
 const firstDataTag, lastDataTag = 21, 23
 
-// cbor measures an item that is inside base other containers. It stops where the item is not well-formed: the decoder
-// checks the form of the whole item before it decodes anything.
+// cbor measures an item; base is the number of containers around the item. cbor stops where the item is not
+// well-formed: the decoder checks the form of the whole item before it decodes anything.
 func (s *Shape) cbor(item []byte, base int) error {
 	rest := item
 	if len(rest) >= len(selfDescribed) && string(rest[:len(selfDescribed)]) == selfDescribed {

@@ -16,8 +16,8 @@ func JSON(text []byte) (Shape, error) {
 	return s, err
 }
 
-// json measures a text that is inside base other containers. It refuses text that is not UTF-8, which some decoders
-// would store unchanged, and which no encoder could then write.
+// json measures a text; base is the number of containers around the text. json refuses text that is not UTF-8, which
+// some decoders would store unchanged, and which no encoder could then write.
 func (s *Shape) json(text []byte, base int) error {
 	if !utf8.Valid(text) {
 		return errNotUTF8

@@ -1,6 +1,6 @@
-// Package shape measures documents before they are parsed. In upstream's decoders, patches and validation, some
-// documents cost time and memory out of proportion to their size: they are very deep or very crowded, or they are
-// protobuf that no encoder writes. Upstream's work on such documents goes on after the request has ended. So such a
+// Package shape measures documents before they are parsed. Some documents take time and memory out of proportion to
+// their size in upstream's decoders, patches and validation: very deep documents, containers with very many members,
+// and protobuf that no encoder writes. Upstream's work on such documents goes on after the request has ended. So such a
 // document is refused before it is decoded.
 //
 // Nouns. A container is an object, a list, a tag or a message, and contains members. A value is a container or a member

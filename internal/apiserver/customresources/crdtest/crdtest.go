@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// words are what descriptions consist of.
+// words are the words of descriptions.
 var words = strings.Fields("the name of a resource which this controller reconciles when its provider is ready see the documentation " +
 	"for details about default values and regions that must be set before deletion")
 

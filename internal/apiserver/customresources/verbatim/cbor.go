@@ -81,7 +81,7 @@ func (r *reader) text() ([]byte, bool) {
 	return s, utf8.Valid(s)
 }
 
-// name reads the name of a member. Its length must be in the shortest form.
+// name reads the name of a member. The head must give the name's length in the shortest form.
 func (r *reader) name() ([]byte, bool) {
 	major, length, size := r.peek()
 	if major != ofBytes || size != len(AppendHead(make([]byte, 0, 5), ofBytes, length)) {

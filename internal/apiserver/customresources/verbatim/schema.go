@@ -1,7 +1,7 @@
 // Package verbatim encodes stored custom resources for clients without decoding. It encodes only a resource that would
 // stay the same if it were decoded and encoded again.
 //
-// Upstream decodes a custom resource into maps. Twice it prunes and completes the object by the schema, and converts
+// Upstream decodes a custom resource into maps. It twice prunes and completes the object by the schema, and converts
 // the metadata to JSON and back. An object that was written under the same schema comes out unchanged. Schema.Leaves
 // recognizes such objects by the stored bytes. Leaves may be false of any object; upstream's code then decodes and
 // encodes that object.
