@@ -6,6 +6,6 @@
 //	               └─ nothing is kept: no feed, no goroutine, no state that another request needs
 //
 // Its neighbours: package lambda runs a function on AWS Lambda, package lifecycle finishes what requests begin, and
-// package watcher, at the other end of the redirect, serves the live watches. Neither of the two flavours imports the
-// other: each gives internal/apiserver the few parts in which they differ.
+// package watcher, at the other end of the redirect, serves the live watches. Packages functions and watcher do not
+// import each other: each gives internal/apiserver the few parts in which the two differ.
 package functions

@@ -53,8 +53,8 @@ func CredentialsIn(folder string) *Credentials {
 	}
 }
 
-// EnsureCredentials makes the missing files in the folder, for an API that clients reach under the address. It replaces
-// no file: it uses an existing file, which must fit the address and which only this user may be able to write. Only the
+// EnsureCredentials makes the missing files in the folder, for an API that clients reach under the address. It never
+// replaces a file: an existing file must fit the address, and only this user may be able to write the file. Only the
 // owner may read the files that EnsureCredentials makes.
 func EnsureCredentials(folder, address string) (*Credentials, error) {
 	host, _, err := net.SplitHostPort(address)
@@ -139,9 +139,9 @@ func (c *Credentials) KeepValid(ctx context.Context) {
 	}
 }
 
-// Renew signs the certificates of the server and of the administrator again if they end soon. It leaves alone what
-// another authority has signed. The keys stay. So each renewal replaces one file, and a killed process leaves no
-// certificate without its key.
+// Renew signs the certificates of the server and of the administrator again if they end soon. It leaves alone
+// certificates that another authority has signed. The keys stay. So each renewal replaces one file, and a killed
+// process leaves no certificate without its key.
 func (c *Credentials) Renew() error {
 	signer, err := authority.Open(c.Authority, c.AuthorityKey)
 	if err != nil {
@@ -247,7 +247,7 @@ func ensureAuthority(folder string) (*authority.Authority, error) {
 
 // ensurePair makes a certificate and its key if both are missing. If only one of the two is missing, ensurePair returns
 // an error, because the existing file may belong to a pair of the user's own. Until both are there, a pending file has
-// the key too. So ensurePair goes on where a killed process has stopped.
+// the key too. So ensurePair continues where a killed process stopped.
 func ensurePair(certificate, key string, generate func() (certificate, key []byte, err error)) error {
 	pending := filepath.Join(filepath.Dir(key), "."+filepath.Base(key)+".pending")
 	if err := finishPair(certificate, key, pending); err != nil {

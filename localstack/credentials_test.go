@@ -118,7 +118,7 @@ func TestCredentialsOfAKilledProcess(t *testing.T) {
 }
 
 // TestCredentialsAreRenewed: the certificates of the server and of the administrator never end, while the clock of a
-// process runs for three years. The keys stay, and so does what another authority has signed.
+// process runs for three years. The keys stay, and so do certificates that another authority has signed.
 func TestCredentialsAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		folder := filepath.Join(t.TempDir(), "credentials")

@@ -389,8 +389,8 @@ func (d *Dev) Stop() error {
 
 func (d *Dev) onStop(f func() error) { d.close = append(d.close, f) }
 
-// check refuses addresses that others on the network could reach, because dev is for one machine, and a kubeconfig that
-// would replace a file of the user's own.
+// check refuses a kubeconfig that would replace a file of the user's own. It also refuses addresses that others on the
+// network could reach, because dev is for one machine.
 func (c Config) check() error {
 	if c.Listen != "" && !serving.IsLoopback(c.Listen) {
 		return fmt.Errorf("--listen is '%s': dev must listen on loopback; use 'logplane serve' for others", c.Listen)

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// TestFixturesOfOthers: a small archive that claims to have 16 TiB of zeros is refused before they are read, and so is
-// anything else but a plain file.
+// TestFixturesOfOthers: a small archive that claims to have 16 TiB of zeros is refused before the zeros are read, and
+// so is any entry that is not a plain file.
 func TestFixturesOfOthers(t *testing.T) {
 	for name, archive := range map[string][]byte{
 		"sparse (PAX)": sparse(t, 1<<44),

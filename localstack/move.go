@@ -37,7 +37,7 @@ type Moved struct {
 
 // Move moves a cell from its data folder to another log, and to another bucket if the cell's bucket is in the folder.
 //
-//  1. While the cell is served, Copy copies the objects that there are. It may be repeated, and left out.
+//  1. While the cell is served, Copy copies the existing objects. It may be repeated, and left out.
 //  2. Run waits until no process uses the folder, folds the old log to its end, and copies the other objects. A crash
 //     up to here changes nothing: the old cell goes on, and the next Run begins again.
 //  3. Run writes Moved into the old log's folder. This is the point of no return: nobody opens the old log again.
@@ -52,7 +52,7 @@ type Move struct {
 	// nil if the cell stays in From.
 	From, To     bucket.Bucket
 	BucketPrefix string
-	// Log is the log to which the cell moves, which nobody has used before.
+	// Log is the unused log to which the cell moves.
 	Log *eventlog.Log
 	// Place is the new log and bucket.
 	Place Place
@@ -64,8 +64,8 @@ func (m *Move) transfer() projection.Transfer {
 	return projection.Transfer{From: m.From, To: m.To, Prefix: m.BucketPrefix}
 }
 
-// Moved returns what an earlier Run has written in its third step, or nil. It fails if the cell was moved to another
-// place.
+// Moved returns the Moved that an earlier Run has written in its third step, or nil. It fails if the cell was moved to
+// another place.
 func (m *Move) Moved() (*Moved, error) {
 	if err := checkFolder(m.Folder, logName); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (m *Move) Check(ctx context.Context) error {
 	return err
 }
 
-// Copy copies the objects that there are, but the root, and returns how many objects and bytes it has copied.
+// Copy copies the existing objects except the root, and returns how many objects and bytes it has copied.
 func (m *Move) Copy(ctx context.Context) (objects, size int64, err error) {
 	if m.To == nil {
 		return 0, 0, nil

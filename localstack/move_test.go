@@ -45,7 +45,7 @@ func newMoving(t *testing.T, source string) moving {
 	return m
 }
 
-// all does what 'logplane move' does.
+// all takes the steps of 'logplane move'.
 func (m moving) all(ctx context.Context) error {
 	moved, err := m.Moved()
 	if err != nil {
@@ -102,7 +102,7 @@ func stoppedCell(t *testing.T) (folder string, want map[string]projection.Revisi
 }
 
 // TestMoveThatBreaksOff: a move may fail at each of its requests to the new bucket and each of its messages to the new
-// log, whether the request took effect or not. Never can both the old cell and the new one be opened. The next move
+// log, whether the request took effect or not. The old cell and the new one can never both be opened. The next move
 // completes the first one, and nothing is lost.
 func TestMoveThatBreaksOff(t *testing.T) {
 	source, want := stoppedCell(t)

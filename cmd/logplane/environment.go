@@ -42,7 +42,7 @@ var (
 	// ofService matches the variables that Kubernetes sets in Pods for a Service whose name begins with 'logplane'.
 	ofService = regexp.MustCompile(`^([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 	// ofOthers are the variables that belong to no flag: the password of the cell's user, which nats-server reads, the
-	// binary that tests run, and what 'kube-apiserver' reads.
+	// binary that tests run, and the switch of 'kube-apiserver' for controllers.
 	ofOthers = []string{"PASSWORD", "BINARY", "ENVTEST_CONTROLLERS"}
 )
 

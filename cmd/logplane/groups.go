@@ -46,7 +46,7 @@ func refuseUnknown(root *cobra.Command) {
 }
 
 // explainArguments lets an error about a command's arguments show which arguments the command has. Cobra's own errors
-// only count.
+// only count the arguments.
 func explainArguments(root *cobra.Command) {
 	visit(root, func(cmd *cobra.Command) {
 		if check := cmd.Args; check != nil && !cmd.HasSubCommands() {

@@ -55,7 +55,7 @@ func TestLogFormat(t *testing.T) {
 	require.Equal(t, ugly, lines[2]["error"])
 }
 
-// TestLogFormatOfAProcess: from its start to its end a process logs in the format of its flag, also the error that ends
+// TestLogFormatOfAProcess: a process logs everything in the format of its flag, from its start to the error that ends
 // it.
 func TestLogFormatOfAProcess(t *testing.T) {
 	t.Setenv("LOGPLANE_LOG_FORMAT", "json")

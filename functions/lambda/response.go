@@ -86,7 +86,7 @@ func (f front) serve(w interface {
 		if cause == nil {
 			return
 		}
-		if cause != http.ErrAbortHandler { // a handler that panics so has logged the reason
+		if cause != http.ErrAbortHandler { // a handler that panics with this value has logged the reason
 			slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
 		}
 		if cut = w.begun(); !cut {

@@ -118,7 +118,7 @@ func (r *runtime) fail(ctx context.Context, path, kind string, why error) error 
 	return r.post(ctx, failTime, path, bytes.NewReader(encoded), func(request *http.Request) { request.Header.Set(errorTypeHeader, kind) })
 }
 
-// post ignores the end of ctx, because the margin after that end is there for post. Only 'within' bounds the request.
+// post ignores the end of ctx, because it uses the margin after that end. Only 'within' bounds the request.
 func (r *runtime) post(ctx context.Context, within time.Duration, path string, body io.Reader, with func(*http.Request)) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()

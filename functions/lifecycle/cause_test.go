@@ -171,8 +171,8 @@ func podCertificateRequest() string {
 }
 
 // TestNamespaceNamesWhoDeletedIt: the history of every object that was in a namespace, built-in or custom, names the
-// person who deleted the namespace. Lists of that person's changes contain these deletions, too. To audits and
-// policies, the namespace controller deleted the object.
+// person who deleted the namespace. Lists of that person's changes contain these deletions, too. Audits and policies
+// see these deletions as made by the namespace controller.
 func TestNamespaceNamesWhoDeletedIt(t *testing.T) {
 	p := newPersons(t)
 	const kinds = 50

@@ -2,9 +2,9 @@
 // is work.
 //
 // Nouns. A task is one piece of work that an event may ask for; task.go lists the kinds. A task looks at the state and
-// never at the event. So a task may run at any time, twice, or in several processes at once. For a while after a
-// namespace or a definition began to terminate, creates that still saw the namespace or the definition alive may be
-// appended (clock.go). A leftover is an object that was appended even later, when its namespace was gone.
+// never at the event. So a task may run at any time, twice, or in several processes at once. A create that still saw a
+// namespace or a definition alive may be appended for a while after the termination began (clock.go). A leftover is an
+// object that was appended even later, when its namespace was gone.
 //
 // An event's path through the package:
 //

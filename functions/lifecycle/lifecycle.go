@@ -38,7 +38,7 @@ import (
 type Server interface {
 	// Loopback returns the configuration of a client of the cluster's API that has every right.
 	Loopback() *rest.Config
-	// Definitions returns the summary of every definition as of now. It leaves out what cannot be decoded.
+	// Definitions returns the summary of every definition as of now. It leaves out definitions that cannot be decoded.
 	Definitions(context.Context) ([]customresources.Summary, error)
 	// Instances returns the storage of a definition's instances, whichever versions are served.
 	Instances(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
@@ -70,7 +70,8 @@ type Config struct {
 	// AwaitWriters, if set, replaces the wait for Settle in a process that is the log's only writer. AwaitWriters
 	// returns once every write that was running at the time of the call has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
-	// ServerOnly leaves out what upstream's kube-controller-manager does. What is left upstream does in kube-apiserver.
+	// ServerOnly leaves out the tasks of upstream's kube-controller-manager, and keeps those of upstream's
+	// kube-apiserver.
 	ServerOnly bool
 }
 

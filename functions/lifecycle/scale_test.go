@@ -82,8 +82,8 @@ func (c *cluster) harvest() (garbage, kept int) {
 	return garbage, kept
 }
 
-// deletions waits until namespace n has had n deletions after a revision, and returns the revision of the last event
-// that was read.
+// deletions waits until namespace n has had the given number of deletions after a revision, and returns the revision of
+// the last event that was read.
 func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)

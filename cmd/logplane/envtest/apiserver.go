@@ -149,7 +149,8 @@ func serve(ctx context.Context, o *options.ServerRunOptions, shown flagz.Reader)
 	if err != nil {
 		return err
 	}
-	// Another API server may still write into a namespace that goes. The lifecycle deletes that, too, as a leftover.
+	// Another API server may still write into a namespace that is being deleted. The lifecycle deletes such an object
+	// as a leftover.
 	return explain(localstack.Whole{
 		Cell: cell, Server: server, Writers: config.Writers, Cadence: commitCadence, ServerOnly: config.Bare,
 		Serve: func(ctx context.Context, handler http.Handler) error {
@@ -263,7 +264,7 @@ func usersOf(c options.CompletedOptions, folder string) (access.Authentication, 
 	return users, os.WriteFile(users.ConfigFile, content, 0o600)
 }
 
-// encode encodes what the flags about issuers and anonymous requests say as the file that would say the same.
+// encode turns the flags about issuers and anonymous requests into the file that has the same meaning.
 func encode(c *apiserverconfig.AuthenticationConfiguration) ([]byte, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)

@@ -74,7 +74,7 @@ func findKubectl(beside string) string {
 	return found
 }
 
-// link makes a symbolic link, or replaces a link that leads elsewhere. At no time is there no link.
+// link makes a symbolic link, or replaces a link that leads elsewhere. There is a link at all times.
 func link(target, path string) error {
 	if is, err := os.Readlink(path); err == nil && is == target {
 		return nil

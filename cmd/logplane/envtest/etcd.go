@@ -34,8 +34,8 @@ const (
 	lookInterval = time.Second
 )
 
-// store says where the cell is. Like etcd itself, 'etcd' tells everyone who reaches its client URL: whoever does may
-// read and write the whole state.
+// store says where the cell is. Like etcd itself, 'etcd' lets everyone who reaches its client URL read and write the
+// whole state.
 type store struct {
 	// Log is the URL of the log's owner.
 	Log string `json:"log"`
@@ -50,8 +50,8 @@ type etcd struct {
 	unsynced bool
 }
 
-// ignored are other flags of etcd with which it is started for tests. They say how etcd finds other members, how it
-// logs, and how it keeps house.
+// ignored are other flags with which test frameworks start etcd. They say how etcd finds other members, how it logs,
+// and when it compacts.
 var ignored = []string{
 	"advertise-client-urls", "auto-compaction-mode", "auto-compaction-retention", "election-timeout", "heartbeat-interval",
 	"initial-advertise-peer-urls", "initial-cluster", "initial-cluster-state", "initial-cluster-token", "listen-metrics-urls", "listen-peer-urls",

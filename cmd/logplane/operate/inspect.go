@@ -320,7 +320,7 @@ func (i *inspection) newGet() *cobra.Command {
 	return cmd
 }
 
-// revisionOf parses the value of --at, and prints the revision that a time was taken to mean.
+// revisionOf parses the value of --at, and prints the revision for which a time stands.
 func revisionOf(ctx context.Context, p *projection.Projection, at string, notes io.Writer) (projection.Revision, error) {
 	if at == "" {
 		v, err := p.Latest(ctx)
@@ -343,7 +343,7 @@ func revisionOf(ctx context.Context, p *projection.Projection, at string, notes 
 	return revision, err
 }
 
-// sayMoment prints the revision and the local time that a moment was taken to mean.
+// sayMoment prints the revision and the local time for which a moment stands.
 func sayMoment(notes io.Writer, text string, m moment.Moment, revision projection.Revision) {
 	fmt.Fprintf(notes, "'%s' is taken for %s, which is revision %d\n", text, m.Time.Local().Format(time.RFC3339), revision)
 }

@@ -128,7 +128,8 @@ func (m *moving) plan(ctx context.Context) (*localstack.Move, error) {
 	return move, nil
 }
 
-// prepare proves that the new log and bucket can take the cell, and copies what can be copied while the cell is served.
+// prepare proves that the new log and bucket can take the cell, and copies the objects that can be copied while the
+// cell is served.
 func (m *moving) prepare(ctx context.Context, out io.Writer, move *localstack.Move) error {
 	if move.To != nil {
 		if _, err := m.to.ProveBucket(ctx, move.To, move.BucketPrefix); err != nil {

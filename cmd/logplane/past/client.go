@@ -31,7 +31,7 @@ func (t *tool) scope(all bool) string {
 	return t.namespace
 }
 
-// checkNamespace returns an error if there never was such a namespace, of which "no differences" would say too much. A
+// checkNamespace returns an error if the namespace never existed, because "no differences" would mislead the user. A
 // user who may not read namespaces gets no error. The empty namespace is the whole cluster.
 func (t *tool) checkNamespace(ctx context.Context, namespace string) error {
 	if namespace == "" {

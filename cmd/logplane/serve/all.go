@@ -88,7 +88,7 @@ func (w *whole) run(ctx context.Context, cmd *cobra.Command) error {
 		return err
 	}
 	defer func() { _ = unlock() }() // the kernel drops the lock in any case
-	// Before anything is made that names this address.
+	// This comes before anything is made that names this address.
 	if err := w.how.bind(); err != nil {
 		return err
 	}
@@ -151,8 +151,8 @@ func commitLast(ctx context.Context, opened *cells.Cell) {
 	}
 }
 
-// writable returns what says why nothing can be written at the moment: the log's disk has no room, or it is alone to
-// hold the writes of too long a time. It is nil if the log is on other servers.
+// writable returns a function that says why nothing can be written at the moment: the log's disk has no room, or only
+// that disk holds the writes of too long a time. The function is nil if the log is on other servers.
 func (w *whole) writable(log *localstack.Log, opened *cells.Cell) func() error {
 	if w.nats || !w.apart || w.maxTailAge == 0 {
 		return log.Writable
@@ -182,9 +182,9 @@ func (w *whole) check() error {
 }
 
 // assumeDefaults fills in the flags that are not given: the bucket, the keys and the certificates are below the data
-// folder, and are made later, after all flags are checked. assumeDefaults returns the path of the administrator's
-// kubeconfig, or the empty string if the flags name the server's certificate: then only the user knows who has signed
-// it.
+// folder, and are made later, after all flags are checked. It returns the path of the administrator's kubeconfig. If
+// the flags name the server's certificate, the path is empty, because only the user knows who has signed that
+// certificate.
 func (w *whole) assumeDefaults() (kubeconfig string, err error) {
 	if w.data, err = filepath.Abs(w.data); err != nil {
 		return "", err
@@ -258,14 +258,14 @@ func (w *whole) found(ctx context.Context, config eventlog.Config, bodies []even
 	if _, err := opened.Projection.Found(ctx); err != nil {
 		return nil, w.explain(err)
 	}
-	// What a killed process has not committed would count as a tail that is too old.
+	// Otherwise events that a killed process has not committed would count as a tail that is too old.
 	if _, err := opened.Projection.Commit(ctx); err != nil {
 		return nil, w.explain(err)
 	}
 	return opened, nil
 }
 
-// explain says what to do about a log that is not the bucket's: the disk with the log may have been lost.
+// explain adds advice about a log that does not belong to the bucket: the disk with the log may have been lost.
 func (w *whole) explain(err error) error {
 	if w.nats || !errors.Is(err, eventlog.ErrDiverged) {
 		return err

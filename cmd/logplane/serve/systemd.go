@@ -49,7 +49,7 @@ func notify(ctx context.Context, handler http.Handler) {
 		}
 	}
 	tell(daemon.SdNotifyReady)
-	watchdog, _ := daemon.SdWatchdogEnabled(false) // systemd itself has written what this reads
+	watchdog, _ := daemon.SdWatchdogEnabled(false) // systemd itself has written the value
 	for watchdog > 0 && eventlog.Pause(ctx, watchdog/2) == nil {
 		if succeeds(ctx, handler, "/livez") {
 			tell(daemon.SdNotifyWatchdog)
@@ -59,7 +59,7 @@ func notify(ctx context.Context, handler http.Handler) {
 	tell(daemon.SdNotifyStopping)
 }
 
-// readyPause is the time between two looks at whether a starting process is ready. '/readyz' checks no more often.
+// readyPause is the time between two checks of whether a starting process is ready. '/readyz' checks no more often.
 const readyPause = time.Second
 
 // succeeds says whether a GET is answered with 200. The request does not leave the process.
