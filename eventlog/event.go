@@ -28,6 +28,9 @@ type Write struct {
 	// Precondition is the condition that JetStream enforces: the revision of the key's last event (tombstones
 	// included), or 0 if the log no longer holds that event.
 	Precondition Revision
+	// Inherits is the revision of the version that the key inherits, in a cluster that is a branch; 0 if the key
+	// inherits nothing. It is the same in all events of the key.
+	Inherits Revision
 	// ContentType of Body: 'application/vnd.kubernetes.protobuf' or 'application/cbor'.
 	ContentType string
 	// Body is the object in its storage version without resourceVersion; for Deleted, its last state.

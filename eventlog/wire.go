@@ -32,6 +32,7 @@ const (
 	headerPrefix       = "Logplane-Prefix"
 	headerBase         = "Logplane-Base"
 	headerPrecondition = "Logplane-Precondition"
+	headerInherits     = "Logplane-Inherits"
 	headerEpoch        = "Logplane-Epoch"
 	headerTTL          = "Logplane-Ttl"
 	headerUser         = "Logplane-User"
@@ -47,7 +48,7 @@ const (
 )
 
 // mostHeaders is how many headers an event has, unless it is in a batch, traced or caused.
-const mostHeaders = 17
+const mostHeaders = 18
 
 const specVersion = "1.0"
 
@@ -87,6 +88,9 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	set(headerEpoch, strconv.FormatUint(epoch, 10))
 	set(headerTTL, strconv.FormatUint(uint64(w.TTL), 10))
 	set(headerExpected, formatRevision(w.Precondition))
+	if w.Inherits > 0 {
+		set(headerInherits, formatRevision(w.Inherits))
+	}
 	by := w.Author.clean()
 	for _, named := range [...]struct{ header, value string }{
 		{headerUser, by.User}, {headerAs, by.As}, {headerAgent, by.Agent}, {headerCause, by.Cause.header()},
@@ -138,8 +142,8 @@ func seal(m *nats.Msg) {
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
 // checksum covers the subject, the headers and the body. A zero byte, which no subject or header can contain, precedes
-// each header and the body. The cause is included only if there is one, so that events from before there were causes
-// keep their checksum.
+// each header and the body. The cause, and after two zero bytes what the key inherits, are included only if the event
+// has them, so that events from before there were such headers keep their checksum.
 func checksum(subject string, h nats.Header, body []byte) uint32 {
 	parts := scratch.Get().(*[]byte)
 	defer scratch.Put(parts)
@@ -149,6 +153,9 @@ func checksum(subject string, h nats.Header, body []byte) uint32 {
 	}
 	if cause := h.Get(headerCause); cause != "" {
 		*parts = append(append(*parts, 0), cause...)
+	}
+	if inherits := h.Get(headerInherits); inherits != "" {
+		*parts = append(append(*parts, 0, 0), inherits...)
 	}
 	return crc32.Update(crc32.Checksum(append(*parts, 0), castagnoli), castagnoli, body)
 }
@@ -217,7 +224,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if !validID(e.RequestID) {
 		return Event{}, fmt.Errorf("'%s' %q is not 1 to %d printable characters", headerID, e.RequestID, maxID)
 	}
-	var errs [6]error
+	var errs [7]error
 	e.Epoch, errs[0] = parseNumber[uint64](h, headerEpoch, 64)
 	if op == Barrier {
 		e.Outdates = h.Get(headerOutdates) != ""
@@ -233,6 +240,9 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	}
 	e.Base, errs[1] = parseNumber[Revision](h, headerBase, 64)
 	e.Precondition, errs[2] = parseNumber[Revision](h, headerPrecondition, 64)
+	if h.Get(headerInherits) != "" {
+		e.Inherits, errs[6] = parseNumber[Revision](h, headerInherits, 64)
+	}
 	e.TTL, errs[3] = parseNumber[uint32](h, headerTTL, 32)
 	e.Before, e.Left, errs[5] = batchPosition(h)
 	if op == Added && e.Base != 0 {

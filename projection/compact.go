@@ -45,6 +45,7 @@ type merge struct {
 	// floor and purge say which versions may be dropped: those below the floor and the purge point that were in force
 	// when the compaction began.
 	floor, purge Revision
+	holds        []mark
 	// generation and forgets are those of the root.
 	generation, forgets uint64
 }
@@ -123,7 +124,7 @@ func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
 // choose picks the next compaction of a view's snapshot; nil if there is none.
 func (v *View) choose() *merge {
 	upper, base := splitBase(v.snap.runs)
-	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation, forgets: v.snap.root.Forgets}
+	m := &merge{floor: v.Floor(), holds: v.snap.root.Holds, generation: v.snap.root.Generation, forgets: v.snap.root.Forgets}
 	// A tombstone must outlive its event. As long as the log has the event, writers must know that the event is the
 	// key's last one.
 	if v.first > 0 {
@@ -279,16 +280,16 @@ func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end s
 		}
 		heads = append(slices.Clone(upper), h)
 	}
-	key, atFloor := "", false
+	key, newer := "", nowhere
 	for {
 		h := least(heads, end)
 		if h == nil {
 			return nil
 		}
 		if h.current.key != key {
-			key, atFloor = h.current.key, false
+			key, newer = h.current.key, nowhere
 		}
-		if o.merge.survives(&h.current, &atFloor) {
+		if o.merge.survives(&h.current, &newer) {
 			if err := o.add(ctx, h.current.entry); err != nil {
 				return err
 			}
@@ -323,22 +324,25 @@ func least(heads []*head, end string) (found *head) {
 	return found
 }
 
-// survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). atFloor
-// says that the newest version at or below the floor was seen. That version is dropped if it is a tombstone, nothing
-// lies below it, and the log no longer has its event. A void row is kept while the log has its event.
-func (m *merge) survives(n *version, atFloor *bool) bool {
+// survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). newer is
+// the revision of the version before. A version is kept if it is the newest one at a revision that can be read: at a
+// hold, at the floor, or above. A tombstone is dropped if nothing lies below it and the log no longer has its event. But
+// above a hold it is kept: it may hide a version that the hold keeps, or one that its key inherits, since a branch holds
+// the revision at which it begins. A void row is kept while the log has its event.
+func (m *merge) survives(n *version, newer *Revision) bool {
 	switch {
 	case m.events:
 		return true
 	case n.flags&segment.Void != 0:
 		return n.revision > m.purge
-	case n.revision > m.floor:
-		return true
-	case *atFloor:
+	}
+	above := *newer
+	*newer = n.revision
+	read := func(h mark) bool { return n.revision <= h.Revision && h.Revision < above }
+	if above <= m.floor && !slices.ContainsFunc(m.holds, read) {
 		return false
 	}
-	*atFloor = true
-	return !n.dead() || m.level != baseLevel || n.revision > m.purge
+	return !n.dead() || m.level != baseLevel || n.revision > min(m.purge, m.floor) || len(m.holds) > 0 && m.holds[0].Revision < n.revision
 }
 
 // add writes a version.

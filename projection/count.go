@@ -9,10 +9,26 @@ import (
 
 // Count is the number of rows that Scan would yield. It decodes no row. A block of the oldest run is not even read if
 // the newer runs and the tail have no key in the block's range: the index says how many live keys the block has.
-func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
-	err = v.at(ctx, Keys{start, end}, at, func(v *View) error {
+func (v *View) Count(ctx context.Context, start, end string, at Revision) (int, error) {
+	b, err := v.p.branchOf(ctx, Keys{start, end})
+	if err != nil {
+		return 0, err
+	}
+	return v.count(ctx, b, Keys{start, end}, at)
+}
+
+// count is Count for callers that know where the cluster of the keys begins.
+func (v *View) count(ctx context.Context, b *Branch, keys Keys, at Revision) (n int, err error) {
+	from, err := v.inheritance(ctx, b, keys.Start, at)
+	if err != nil {
+		return 0, err
+	}
+	if from != nil {
+		return from.count(ctx, v, keys, at)
+	}
+	err = v.at(ctx, keys, at, func(v *View) error {
 		n = 0
-		m, err := v.merge(ctx, start, end, at, nil, cached)
+		m, err := v.merge(ctx, keys.Start, keys.End, at, nil, cached)
 		if err != nil {
 			return err
 		}

@@ -55,7 +55,7 @@ func unread(err error) error {
 	if _, known := errors.AsType[*ReadError](err); known || err == nil {
 		return err
 	}
-	for _, answer := range []error{errEnough, ErrExpired, ErrTooMuch, ErrTrimmed, ErrFuture} {
+	for _, answer := range []error{errEnough, ErrExpired, ErrTooMuch, ErrTrimmed, ErrFuture, ErrNoBranch} {
 		if errors.Is(err, answer) {
 			return err
 		}

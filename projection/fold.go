@@ -13,7 +13,9 @@ import (
 type version struct {
 	key      string
 	revision Revision
-	flags    segment.Flags
+	// cluster is set if the version was inherited from another cluster. Then key is the key that inherits it.
+	cluster string
+	flags   segment.Flags
 	// record is set if the version was found in the tail or inline, else entry.
 	record *record
 	entry  segment.Entry
@@ -31,16 +33,33 @@ func entryVersion(e segment.Entry) version {
 
 func (v *version) dead() bool { return v.flags&segment.Tombstone != 0 }
 
-func (v *version) row(d *recordDecoder) (Row, error) {
+func (v *version) row(d *recordDecoder) (row Row, err error) {
 	if v.record == nil {
-		return d.row(v.entry)
+		row, err = d.row(v.entry)
+	} else {
+		row = v.record.row()
 	}
-	return v.record.row(), nil
+	if v.cluster != "" {
+		row.Key, row.Origin, row.ID.Cluster = v.key, row.Key, v.cluster
+	}
+	return row, err
+}
+
+// inherits is the revision that the version's key inherits, 0 for none.
+func (v *version) inherits(d *recordDecoder) (Revision, error) {
+	if v.record != nil {
+		return v.record.Inherits, nil
+	}
+	r, err := d.brief(v.entry)
+	if err != nil {
+		return 0, err
+	}
+	return r.Inherits, nil
 }
 
 // valid is the fold's rule for one event (invariant 13). epoch is the epoch of the root. live is the key's live
-// revision before the event's append, 0 for none. The rule must never change: a change would change the meaning of old
-// events.
+// revision before the event's append, 0 for none; before a key's first event it is the revision that the key inherits.
+// The rule must never change: a change would change the meaning of old events.
 func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	if e.Epoch < epoch { // written across a fence (invariant 9)
 		return false
@@ -110,16 +129,20 @@ func (v *View) allValid(ctx context.Context, records []*record) (bool, error) {
 			continue
 		}
 		below, found, err := v.newest(ctx, r.key, records[0].Revision-1)
-		if err != nil || !valid(&r.Event, epoch, live(below, found)) {
+		if err != nil || !valid(&r.Event, epoch, live(r, below, found)) {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// live is the revision of a version that is live, else 0.
-func live(newest version, found bool) Revision {
-	if !found || newest.dead() {
+// live is the key's live revision before a record, 0 for none. Without a version of its own, the key has what it
+// inherits. The record itself says what that is, so the fold never reads another cluster.
+func live(r *record, newest version, found bool) Revision {
+	switch {
+	case !found:
+		return r.Inherits
+	case newest.dead():
 		return 0
 	}
 	return newest.revision
@@ -191,7 +214,7 @@ func (v *View) fold(ctx context.Context, chain []*record, below func() (version,
 		}
 	}
 	for _, r := range slices.Backward(uncertain) { // every append of several events among them is void
-		if r.append == nil && valid(&r.Event, v.tail.epoch, live(newest, found)) {
+		if r.append == nil && valid(&r.Event, v.tail.epoch, live(r, newest, found)) {
 			newest, found = versionOf(r), true
 		}
 	}

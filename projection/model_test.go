@@ -238,10 +238,9 @@ func numbered(value string) (f Fact, ok bool) {
 	return Fact(n % 4), n%31 != 0
 }
 
-// checkSelection checks that a selection has every wanted row, and only rows that exist.
-func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want map[string]string, rng *rand.Rand) {
-	either, or := Fact(rng.IntN(4)), Fact(rng.IntN(4))
-	selection := &Selection{Kind: "numbers", Demands: [][]Fact{{either, or}}, Facts: func(rows iter.Seq[Row]) (all []Fact, ok bool) {
+// numbers selects the rows whose value has one of the facts.
+func numbers(facts ...Fact) *Selection {
+	return &Selection{Kind: "numbers", Demands: [][]Fact{facts}, Facts: func(rows iter.Seq[Row]) (all []Fact, ok bool) {
 		for row := range rows {
 			f, ok := numbered(string(row.Value))
 			if !ok {
@@ -251,8 +250,13 @@ func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want 
 		}
 		return all, true
 	}}
+}
+
+// checkSelection checks that a selection has every wanted row, and only rows that exist.
+func (r *random) checkSelection(ctx context.Context, v *View, at Revision, want map[string]string, rng *rand.Rand) {
+	either, or := Fact(rng.IntN(4)), Fact(rng.IntN(4))
 	got := map[string]string{}
-	for row, err := range v.Select(ctx, "", "", at, selection) {
+	for row, err := range v.Select(ctx, "", "", at, numbers(either, or)) {
 		require.NoError(r.t, err)
 		got[row.ID.Name] = fmt.Sprintf("%s@%d", row.Value, row.Revision)
 	}

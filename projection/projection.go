@@ -75,6 +75,8 @@ type Projection struct {
 	archived *cache.Cache[archivedID, *part]
 	// folded are the tails that were folded from archived events.
 	folded *cache.Cache[foldedKeys, *tail]
+	// branches says where clusters begin.
+	branches *cache.Cache[string, *Branch]
 	// folder is the folder of the newest generation; nil if none is configured, and before the first view.
 	folder atomic.Pointer[folder]
 
@@ -86,8 +88,10 @@ type Projection struct {
 	purgeLog, fenceLog func(context.Context, Revision) error
 	fillLog            func(context.Context) (Revision, error)
 	// rootFooters is how many bytes of footers a root holds itself. manyEvents is how many event segments a root lists
-	// before some are joined. partBytes is how many bytes a part of a run has. Tests lower all three.
+	// before some are joined. partBytes is how many bytes a part of a run has. Tests lower all three, and holdTime.
 	rootFooters, manyEvents, partBytes int
+	// holdTime is how long a hold lasts without a branch.
+	holdTime time.Duration
 	// pins maps a checkpoint's key to the names that the checkpoint pins. These names never change.
 	pins sync.Map
 	// broken maps a segment's key to the time when a compaction could not read it. Compactions avoid the segment for
@@ -134,11 +138,12 @@ func open(c Config) (*Projection, error) {
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	c.CacheFolderBytes = cmp.Or(c.CacheFolderBytes, 1<<30)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes,
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes, holdTime: holdTime,
 		cache: newBlockCache(c.Budget), facts: cache.New[factsID, *facts](cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
 		pages: cache.New[string, []segmentRef](c.Budget), archived: cache.New[archivedID, *part](c.Budget),
-		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
+		branches: cache.New[string, *Branch](c.Budget),
+		reading:  newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
 	if c.CacheFolder == "" {
 		return p, nil
 	}

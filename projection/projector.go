@@ -29,7 +29,10 @@ func (p *Projection) jobs() []*job {
 		if time.Since(swept) <= p.config.Grace || !p.sweepable() {
 			return false, nil
 		}
-		_, err := p.Collect(ctx, p.config.Grace)
+		_, err := p.release(ctx)
+		if err == nil {
+			_, err = p.Collect(ctx, p.config.Grace)
+		}
 		if err == nil {
 			swept = time.Now()
 		}

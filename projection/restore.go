@@ -239,7 +239,7 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 		return done, nil
 	}
 	made := viewOf(target.snapshotOf(next.root, nil, next.Footers, "", nil)) // as the new cell's readers will see it
-	for _, err := range made.live(ctx, "", "", made.Revision(), nil, cached) {
+	for _, err := range made.live(ctx, nil, Keys{}, made.Revision(), nil, cached) {
 		if err != nil {
 			return done, err
 		}
@@ -290,7 +290,7 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 	defer func() { f.next.made = out.made }()
 	whole := *v
 	whole.past = nil // it would refuse all keys if a rule has trimmed some
-	for n, err := range whole.live(ctx, "", "", f.at, nil, cached) {
+	for n, err := range whole.live(ctx, nil, Keys{}, f.at, nil, cached) {
 		if err == nil && f.trims(n.key) {
 			continue
 		}

@@ -50,6 +50,7 @@ type root struct {
 	Archive     int64        `cbor:"20,keyasint"` // the log time up to which History has passed
 	Trimmed     []trim       `cbor:"23,keyasint,omitempty"`
 	Forgets     uint64       `cbor:"24,keyasint,omitempty"` // how often something was forgotten
+	Holds       []mark       `cbor:"26,keyasint,omitempty"` // ascending; revisions that branches begin at, with the Clock of the hold
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
@@ -185,6 +186,9 @@ func (r *root) check() error {
 				return fmt.Errorf("segments %s and %s are not a run", refs[i-1].Key, refs[i].Key)
 			}
 		}
+	}
+	if !slices.IsSortedFunc(r.Holds, byRevision) {
+		return errors.New("the holds are out of order")
 	}
 	for i := 1; i < len(r.Ring); i++ {
 		if r.Ring[i].Revision <= r.Ring[i-1].Revision || r.Ring[i].Time < r.Ring[i-1].Time {

@@ -2,6 +2,7 @@ package projection
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -19,6 +20,8 @@ import (
 type Row struct {
 	// Key is the row key: eventlog.Key.RowKey.
 	Key string
+	// Origin is the row key of the source's version, if the version is inherited; else it is empty.
+	Origin string
 	// ID is the key in its parts.
 	ID eventlog.Key
 	// Revision is the revision of the event that made this version.
@@ -50,12 +53,15 @@ type Row struct {
 func (r Row) Clone() Row {
 	r.Value = bytes.Clone(r.Value)
 	id, by := &r.ID, &r.Author
-	for _, s := range []*string{&r.Key, &r.RequestID, &r.ContentType, &id.Cluster, &id.Prefix, &id.Group, &id.Resource, &id.Namespace, &id.Name,
+	for _, s := range []*string{&r.Key, &r.Origin, &r.RequestID, &r.ContentType, &id.Cluster, &id.Prefix, &id.Group, &id.Resource, &id.Namespace, &id.Name,
 		&by.User, &by.As, &by.Agent, &by.Cause.User, &by.Cause.As} {
 		*s = strings.Clone(*s)
 	}
 	return r
 }
+
+// StoredKey is the row key under which the version is stored, and to which an encrypted value is bound.
+func (r *Row) StoredKey() string { return cmp.Or(r.Origin, r.Key) }
 
 // Began is the first revision of the append that made this version.
 func (r *Row) Began() Revision { return r.Revision - indexInBatch(r.Revision, r.RequestID) }
@@ -126,10 +132,12 @@ func (r *record) eventEntry() segment.Entry {
 // contentTypes are the content types that have a code. Code 0 is followed by any other type as a string.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// These bits are set in the op's byte if the event names its author, and if it names its cause.
+// These bits are set in the op's byte if the event names its author, if it names its cause, and if its key inherits a
+// version.
 const (
 	authored = 1 << 2
 	caused   = 1 << 3
+	inherits = 1 << 4
 )
 
 // appendRecord encodes the parts of a record that are not in the key, the revision and the flags of an entry. Cluster,
@@ -143,6 +151,9 @@ func appendRecord(dst []byte, r *record, body []byte) []byte {
 	}
 	if cause.Revision > 0 {
 		op |= caused
+	}
+	if r.Inherits > 0 {
+		op |= inherits
 	}
 	dst = append(dst, op)
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
@@ -163,6 +174,9 @@ func appendRecord(dst []byte, r *record, body []byte) []byte {
 		dst = binary.AppendUvarint(dst, uint64(cause.Revision))
 		dst = appendString(dst, cause.User)
 		dst = appendString(dst, cause.As)
+	}
+	if op&inherits != 0 {
+		dst = binary.AppendUvarint(dst, uint64(r.Inherits))
 	}
 	dst = binary.AppendVarint(dst, r.Time.UnixNano())
 	dst = binary.AppendUvarint(dst, uint64(r.TTL))
@@ -242,7 +256,7 @@ func (d *recordDecoder) event(e segment.Entry) (*record, error) {
 func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
 	op := d.Byte()
-	r.Op = eventlog.Op(op &^ (authored | caused))
+	r.Op = eventlog.Op(op &^ (authored | caused | inherits))
 	if r.Op > eventlog.Deleted {
 		return nil, fmt.Errorf("decode revision %d of %q: op %d is not known: %w", e.Revision, e.Key, op, ErrNewer)
 	}
@@ -255,6 +269,9 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	}
 	if op&caused != 0 {
 		r.Author.Cause = eventlog.Cause{Revision: Revision(d.Uvarint()), User: d.string(), As: d.string()}
+	}
+	if op&inherits != 0 {
+		r.Inherits = Revision(d.Uvarint())
 	}
 	r.Time = time.Unix(0, d.Varint()).UTC()
 	ttl := d.Uvarint()

@@ -10,9 +10,10 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// live yields the live versions in key order. If a segment was collected meanwhile, live continues after the last key,
-// on a new root. It may leave out versions that a selection excludes; a nil selection wants everything.
-func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
+// own yields the newest version of each key in key order, tombstones included, regardless of what a key inherits. If a
+// segment was collected meanwhile, own continues after the last key, on a new root. It may leave out versions that a
+// selection excludes, or yield them marked as unwanted; a nil selection wants everything.
+func (v *View) own(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
 		err := v.at(ctx, Keys{start, end}, at, func(v *View) error {
@@ -29,7 +30,7 @@ func (v *View) live(ctx context.Context, start, end string, at Revision, wanted 
 					return err
 				}
 				last = n.key
-				if !n.dead() && !n.unwanted && !yield(n, nil) {
+				if !yield(n, nil) {
 					return errEnough
 				}
 			}

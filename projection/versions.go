@@ -36,9 +36,16 @@ func (p *Projection) Versions(ctx context.Context, key string, below Revision, l
 	if err != nil {
 		return nil, 0, err
 	}
+	b, err := p.branchOf(ctx, OneKey(key))
+	if err != nil {
+		return nil, 0, err
+	}
 	err = v.retry(ctx, func(v *View) error {
-		s := versionSearch{view: v, key: key, below: below, limit: limit, looked: looked}
+		s := versionSearch{view: v, branch: b, key: key, below: below, limit: limit, looked: looked}
 		err := s.run(ctx)
+		if err == nil && s.below == 0 && b != nil && b.At < below {
+			err = s.inherit(ctx)
+		}
 		rows, next = s.rows, s.below
 		return err
 	})
@@ -47,9 +54,11 @@ func (p *Projection) Versions(ctx context.Context, key string, below Revision, l
 
 // versionSearch looks for the versions of a key, from the newest to the oldest.
 type versionSearch struct {
-	view  *View
-	key   string
-	limit int
+	view *View
+	// branch says where the key's cluster begins.
+	branch *Branch
+	key    string
+	limit  int
 	// looked is the argument of Versions. stopped says that looked has returned false.
 	looked  func(at Revision, bytes int) bool
 	stopped bool
@@ -70,6 +79,9 @@ func (s *versionSearch) run(ctx context.Context) error {
 		s.below = min(s.below, s.view.Floor()+1)
 	}
 	kept := max(1, s.view.snap.root.keptFrom(s.key)) // older versions are found from the checkpoint at this revision
+	if s.branch != nil {
+		kept = max(kept, s.branch.At) // the cluster began later
+	}
 	for visits := 0; s.below > kept && !s.enough(); {
 		found, err := s.linked(ctx)
 		if err != nil {
@@ -92,6 +104,23 @@ func (s *versionSearch) run(ctx context.Context) error {
 		s.below = 0
 	}
 	return nil
+}
+
+// inherit takes the version that the key inherits, after all of its own. What the source had before is the source's.
+func (s *versionSearch) inherit(ctx context.Context) error {
+	from, err := s.view.inheritance(ctx, s.branch, s.key, s.view.Revision())
+	if err != nil {
+		return err
+	}
+	n, found, err := from.newest(ctx, s.key)
+	if err != nil || !found {
+		return err
+	}
+	row, err := n.row(&recordDecoder{})
+	if err == nil {
+		s.rows = append(s.rows, row.Clone())
+	}
+	return err
 }
 
 func (s *versionSearch) enough() bool {

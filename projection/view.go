@@ -67,7 +67,7 @@ func (v *View) outdated() bool { return v.tail.outdates > v.rootRead }
 // check returns an error if the revision cannot be read.
 func (v *View) check(at Revision) error {
 	switch {
-	case at < v.Floor():
+	case at < v.Floor() && (v.folded != nil || !v.snap.root.holds(at)):
 		return fmt.Errorf("revision %d is below the floor %d: %w", at, v.Floor(), ErrExpired)
 	case at > v.Revision():
 		return fmt.Errorf("revision %d is above the head %d: %w", at, v.Revision(), ErrFuture)
@@ -78,7 +78,11 @@ func (v *View) check(at Revision) error {
 // Get returns the live row of the key as of the revision. It returns ErrExpired below the floor and ErrFuture above the
 // view.
 func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, error) {
-	n, ok, err := v.newest(ctx, key, at)
+	b, err := v.p.branchOf(ctx, OneKey(key))
+	if err != nil {
+		return Row{}, false, err
+	}
+	n, ok, err := v.state(ctx, b, key, at)
 	if err != nil || !ok || n.dead() {
 		return Row{}, false, err
 	}
@@ -86,7 +90,7 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 	return row, err == nil, err
 }
 
-// newest is the newest valid version at the revision, tombstones included.
+// newest is the key's own newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
 	err = v.at(ctx, OneKey(key), at, func(v *View) error {
 		n, ok, err = v.fold(ctx, v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
@@ -202,8 +206,13 @@ func (v *View) ScanOnce(ctx context.Context, start, end string, at Revision) ite
 
 func (v *View) rows(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
+		b, err := v.p.branchOf(ctx, Keys{start, end})
+		if err != nil {
+			yield(Row{}, err)
+			return
+		}
 		var decoder recordDecoder
-		for n, err := range v.live(ctx, start, end, at, wanted, how) {
+		for n, err := range v.live(ctx, b, Keys{start, end}, at, wanted, how) {
 			var row Row
 			if err == nil {
 				row, err = n.row(&decoder)

@@ -18,6 +18,8 @@ type State struct {
 	key  eventlog.Key
 	row  Row
 	live bool
+	// inherits is the revision that the key inherits.
+	inherits Revision
 	// expected is the revision of the key's last event if the log still has that event, else 0. The event may be void
 	// or a deletion, so this is not always the row's revision.
 	expected Revision
@@ -45,6 +47,9 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 				newest, s.live, err = valid()
 			}
 		}
+		if err == nil && IsBranch(key.Cluster) {
+			newest, err = s.inherit(ctx, v, newest)
+		}
 		s.live = s.live && !newest.dead()
 		if err == nil && s.live {
 			s.row, err = newest.row(&recordDecoder{})
@@ -55,6 +60,27 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 		s.expected = 0
 	}
 	return s, err
+}
+
+// inherit finds out what the key inherits. Each of the key's own versions says it. If there is none, inherit returns
+// the version that the key inherits.
+func (s *State) inherit(ctx context.Context, v *View, newest version) (_ version, err error) {
+	if s.live { // there is a version, perhaps a tombstone
+		s.inherits, err = newest.inherits(&recordDecoder{})
+		return newest, err
+	}
+	rowKey := s.key.RowKey()
+	b, err := v.p.branchOf(ctx, OneKey(rowKey))
+	if err != nil {
+		return version{}, err
+	}
+	from, err := v.inheritance(ctx, b, rowKey, v.Revision())
+	if err != nil || from == nil {
+		return version{}, err
+	}
+	newest, s.live, err = from.newest(ctx, rowKey)
+	s.inherits = newest.revision
+	return newest, err
 }
 
 // Row is the key's live row; false if there is none.
@@ -69,7 +95,7 @@ type Write struct {
 // Put is the write that gives the key a value: it makes a new object, or replaces the live row. ttl is in seconds; 0
 // means that the object does not expire.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
-	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
+	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, Inherits: s.inherits, ContentType: contentType, Body: body, TTL: ttl}
 	if s.live {
 		w.Op, w.Base = eventlog.Modified, s.row.Revision
 	}
@@ -78,7 +104,7 @@ func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 
 // Delete is the write that deletes the live row. There must be one.
 func (s *State) Delete() Write {
-	return Write{s.view, eventlog.Write{Key: s.key, Op: eventlog.Deleted, Base: s.row.Revision, Precondition: s.expected,
+	return Write{s.view, eventlog.Write{Key: s.key, Op: eventlog.Deleted, Base: s.row.Revision, Precondition: s.expected, Inherits: s.inherits,
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 

@@ -32,7 +32,8 @@ func (l *listing) corruptions() error {
 	}
 	var causes []metav1.StatusCause
 	for _, err := range l.corrupt {
-		path := strings.TrimPrefix(err.rowKey, l.store.Cluster)
+		_, path, _ := strings.Cut(err.rowKey, "/")
+		path = "/" + path
 		causes = append(causes, metav1.StatusCause{
 			Type: metav1.CauseTypeUnexpectedServerResponse, Field: path, Message: storage.NewCorruptObjError(path, err).Error(),
 		})

@@ -32,7 +32,7 @@ func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
 	}
-	data, _, err := t.TransformFromStorage(ctx, row.Value, authenticated(row.Key))
+	data, _, err := t.TransformFromStorage(ctx, row.Value, authenticated(row.StoredKey()))
 	return data, err
 }
 

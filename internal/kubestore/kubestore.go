@@ -193,8 +193,8 @@ func (s *store) keys(path string, recursive bool) projection.Keys {
 // owner returns the cluster and namespace of a row key. A cache keeps the objects of one owner from evicting the
 // objects of other owners.
 func (s *store) owner(rowKey string) string {
-	key := s.key(strings.TrimPrefix(rowKey, s.Cluster))
-	return key.Cluster + "/" + key.Namespace
+	cluster, path, _ := strings.Cut(rowKey, "/")
+	return cluster + "/" + s.key("/"+path).Namespace
 }
 
 // Versioner implements storage.Interface.

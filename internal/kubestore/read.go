@@ -59,7 +59,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 }
 
 func storedRow(row projection.Row) stored {
-	return stored{rowKey: row.Key, revision: row.Revision, value: row.Value}
+	return stored{rowKey: row.StoredKey(), revision: row.Revision, value: row.Value}
 }
 
 // viewFor returns the view for a resourceVersion without a match. For an unset resourceVersion it returns the most

@@ -43,7 +43,7 @@ var list = []mutant{
 		isTrue("r.append"), "projection.TestAnAppendIsValidAsAWhole"},
 	{"a fenced write is seen", "invariant 9, V9", "projection.valid",
 		isFalse("e.Epoch"), "projection.TestOldEpochsEnd"},
-	{"a scan repeats a row", "invariant 3, R2", "projection.View.live",
+	{"a scan repeats a row", "invariant 3, R2", "projection.View.own",
 		value("start", "last"), "projection.TestAScanGoesOnOverACollection"},
 	{"events below the floor are told", "invariant 8, R3", "projection.View.events",
 		isFalse("v.Floor()"), "projection.TestEventsBelowTheFloor"},

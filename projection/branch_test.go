@@ -1,0 +1,365 @@
+package projection
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// branches drives a tree of clusters and a model of it. The model copies the whole state of the source when a cluster
+// begins, and knows nothing of inheritance.
+type branches struct {
+	*cell
+	*rand.Rand
+	names    []string
+	clusters map[string]*modelled // also the ended ones, because others may begin where they were
+	begun    int
+	stalled  []stalled
+	pad      string         // after every value
+	done     map[string]int // how often the test did what it is about
+}
+
+// modelled is a cluster of the model.
+type modelled struct {
+	Branch
+	depth int
+	ended bool
+	// states are the states after each revision that changed something. The first is the state of the source.
+	revisions []Revision
+	states    []map[string]string
+	live      map[string]Revision
+	versions  map[string][]Revision // of each name, with the inherited one
+}
+
+// stalled is a write that was computed long before it is appended.
+type stalled struct {
+	w    Write
+	view *View
+}
+
+func (m *modelled) at(rev Revision) map[string]string {
+	i := slices.IndexFunc(m.revisions, func(r Revision) bool { return r > rev })
+	if i < 0 {
+		i = len(m.revisions)
+	}
+	return m.states[i-1]
+}
+
+func inCluster(cluster, name string) eventlog.Key {
+	key := podKey(name)
+	key.Cluster = cluster
+	return key
+}
+
+func newBranches(c *cell, seed uint64) *branches {
+	b := &branches{cell: c, Rand: rand.New(rand.NewPCG(38, seed)), clusters: map[string]*modelled{}, done: map[string]int{}}
+	for i := range 8 {
+		b.names = append(b.names, fmt.Sprintf("n%02d", i))
+	}
+	b.clusters["main"] = &modelled{revisions: []Revision{0}, states: []map[string]string{{}}, live: map[string]Revision{}, versions: map[string][]Revision{}}
+	return b
+}
+
+// alive are the clusters that have not ended, in order.
+func (b *branches) alive() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(b.clusters)) {
+		if !b.clusters[name].ended {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// apply gives the model an event that is in the log. The event is valid if what it replaces is what the cluster has.
+func (b *branches) apply(rev Revision, w *eventlog.Write) {
+	m, name := b.clusters[w.Key.Cluster], w.Key.Name
+	if w.Base != m.live[name] || (w.Op == eventlog.Added) != (w.Base == 0) {
+		b.done["void"]++
+		return
+	}
+	state := maps.Clone(m.states[len(m.states)-1])
+	delete(state, name)
+	m.live[name] = 0
+	if w.Op != eventlog.Deleted {
+		state[name] = fmt.Sprintf("%s@%d", w.Body, rev)
+		m.live[name] = rev
+	}
+	m.versions[name] = append(m.versions[name], rev)
+	m.revisions, m.states = append(m.revisions, rev), append(m.states, state)
+}
+
+func (b *branches) append(v *View, w Write) {
+	b.n++
+	rev, err := v.Append(b.ctx, fmt.Sprint("request-", b.n), w)
+	if errors.Is(err, eventlog.ErrConflict) {
+		b.done["conflict"]++
+		return
+	}
+	require.NoError(b.t, err)
+	b.apply(rev, &w.event)
+}
+
+func (b *branches) step(p *Projection) {
+	alive := b.alive()
+	cluster, name := alive[b.IntN(len(alive))], b.names[b.IntN(len(b.names))]
+	v, err := p.Latest(b.ctx)
+	require.NoError(b.t, err)
+	at, err := v.State(b.ctx, inCluster(cluster, name))
+	require.NoError(b.t, err)
+	row, live := at.Row()
+	require.Equal(b.t, b.clusters[cluster].live[name], row.Revision, "%s of %s", name, cluster)
+	w := at.Put("application/cbor", fmt.Append(nil, "v", b.n, b.pad), 0)
+	if live && b.IntN(3) == 0 {
+		w = at.Delete()
+	}
+	if live && row.Origin != "" {
+		b.done[fmt.Sprint("inherited ", w.event.Op)]++
+	}
+	if b.IntN(6) == 0 {
+		b.stalled = append(b.stalled, stalled{w, v})
+		return
+	}
+	b.append(v, w)
+	if len(b.stalled) > 3 {
+		old := b.stalled[0]
+		b.stalled = b.stalled[1:]
+		if !b.clusters[old.w.event.Key.Cluster].ended {
+			b.append(old.view, old.w)
+		}
+	}
+}
+
+// begin begins a branch of a cluster at a revision that can be read.
+func (b *branches) begin(p *Projection) {
+	alive := b.alive()
+	source := alive[b.IntN(len(alive))]
+	m := b.clusters[source]
+	v, err := p.Latest(b.ctx)
+	require.NoError(b.t, err)
+	least := max(v.Floor(), m.revisions[0])
+	at := least + Revision(b.IntN(int(v.Revision()-least)+1))
+	if m.depth == MaxDepth-1 || len(alive) > 6 {
+		return
+	}
+	if err := p.Hold(b.ctx, at); errors.Is(err, ErrExpired) { // the floor has risen
+		return
+	} else {
+		require.NoError(b.t, err)
+	}
+	of, err := v.Branch(b.ctx, source)
+	require.NoError(b.t, err)
+	b.begun++
+	name := fmt.Sprintf("b.%d", b.begun)
+	begins := Branch{Source: source, At: at, Of: of}
+	state, err := v.State(b.ctx, BranchKey(name))
+	require.NoError(b.t, err)
+	b.n++
+	_, err = v.Append(b.ctx, fmt.Sprint("request-", b.n), state.Begin(begins))
+	require.NoError(b.t, err)
+	was := m.at(at)
+	made := &modelled{Branch: begins, depth: m.depth + 1, revisions: []Revision{at}, states: []map[string]string{was},
+		live: map[string]Revision{}, versions: map[string][]Revision{}}
+	for name, value := range was {
+		var rev Revision
+		_, err := fmt.Sscanf(value[strings.Index(value, "@")+1:], "%d", &rev)
+		require.NoError(b.t, err)
+		made.live[name], made.versions[name] = rev, []Revision{rev}
+	}
+	b.clusters[name] = made
+	b.done[fmt.Sprint("depth ", made.depth)]++
+}
+
+func (b *branches) end(p *Projection) {
+	alive := b.alive()
+	name := alive[b.IntN(len(alive))]
+	if name == "main" {
+		return
+	}
+	v, err := p.Latest(b.ctx)
+	require.NoError(b.t, err)
+	state, err := v.State(b.ctx, BranchKey(name))
+	require.NoError(b.t, err)
+	b.n++
+	_, err = v.Append(b.ctx, fmt.Sprint("request-", b.n), state.Delete())
+	require.NoError(b.t, err)
+	b.clusters[name].ended = true
+	for _, m := range b.clusters {
+		if m.Source == name && !m.ended {
+			b.done["orphan"]++
+		}
+	}
+}
+
+// check compares one cluster with the model, at a few revisions.
+func (b *branches) check(p *Projection) {
+	alive := b.alive()
+	cluster := alive[b.IntN(len(alive))]
+	m := b.clusters[cluster]
+	keys := Keys{inCluster(cluster, "").RowKey(), PrefixEnd(inCluster(cluster, "").RowKey())}
+	for range 3 {
+		v, err := p.Latest(b.ctx)
+		require.NoError(b.t, err)
+		least := max(v.Floor(), m.revisions[0])
+		at := least + Revision(b.IntN(int(v.Revision()-least)+1))
+		want, got := m.at(at), map[string]string{}
+		if at < v.Floor() {
+			continue
+		}
+		if m.At > 0 && m.At < v.Floor() {
+			b.done["held"]++
+		}
+		last := ""
+		for row, err := range v.Scan(b.ctx, keys.Start, keys.End, at) {
+			require.NoError(b.t, err)
+			require.Greater(b.t, row.Key, last)
+			require.Equal(b.t, inCluster(cluster, row.ID.Name), eventlog.Key{Cluster: row.ID.Cluster, Resource: row.ID.Resource, Prefix: row.ID.Prefix, Namespace: row.ID.Namespace, Name: row.ID.Name})
+			last, got[row.ID.Name] = row.Key, fmt.Sprintf("%s@%d", row.Value, row.Revision)
+		}
+		require.Equal(b.t, want, got, "%s at %d of %d to %d", cluster, at, v.Floor(), v.Revision())
+		name := b.names[b.IntN(len(b.names))]
+		row, live, err := v.Get(b.ctx, inCluster(cluster, name).RowKey(), at)
+		require.NoError(b.t, err)
+		require.Equal(b.t, want[name] != "", live)
+		if live {
+			require.Equal(b.t, want[name], fmt.Sprintf("%s@%d", row.Value, row.Revision))
+		}
+		n, err := v.Count(b.ctx, keys.Start, keys.End, at)
+		require.NoError(b.t, err)
+		require.Len(b.t, want, n)
+		n, err = v.CountFrom(b.ctx, keys, v.Revision(), n, at)
+		require.NoError(b.t, err)
+		require.Len(b.t, m.at(v.Revision()), n)
+		b.checkEvents(v, cluster, keys, at)
+		b.checkSelection(v, keys, at, want)
+		if m.At > 0 {
+			_, _, err = v.Get(b.ctx, inCluster(cluster, name).RowKey(), m.At-1)
+			require.ErrorIs(b.t, err, ErrExpired)
+		}
+	}
+}
+
+// checkSelection checks that a selection has every wanted row, and only rows that exist.
+func (b *branches) checkSelection(v *View, keys Keys, at Revision, want map[string]string) {
+	fact := Fact(b.IntN(4))
+	got := map[string]string{}
+	for row, err := range v.Select(b.ctx, keys.Start, keys.End, at, numbers(fact)) {
+		require.NoError(b.t, err)
+		got[row.ID.Name] = fmt.Sprintf("%s@%d", row.Value, row.Revision)
+	}
+	for name, value := range want {
+		if f, ok := numbered(strings.ReplaceAll(value, "@", " ")); f == fact || !ok {
+			require.Equal(b.t, value, got[name])
+		}
+	}
+	for name, value := range got {
+		require.Equal(b.t, want[name], value)
+	}
+	if len(got) < len(want) {
+		b.done["left out"]++
+	}
+}
+
+// checkEvents checks that the events after a revision lead from the state there to the newest state.
+func (b *branches) checkEvents(v *View, cluster string, keys Keys, after Revision) {
+	state := maps.Clone(b.clusters[cluster].at(after))
+	for e, err := range v.EventsOf(b.ctx, keys, after, v.Revision()) {
+		require.NoError(b.t, err)
+		require.Equal(b.t, e.Op == eventlog.Added, state[e.Key.Name] == "")
+		delete(state, e.Key.Name)
+		if e.Op != eventlog.Deleted {
+			state[e.Key.Name] = fmt.Sprintf("%s@%d", e.Body, e.Revision)
+		}
+	}
+	require.Equal(b.t, b.clusters[cluster].at(v.Revision()), state)
+}
+
+// checkVersions checks that the versions of a name end with the one that it inherits.
+func (b *branches) checkVersions(p *Projection) {
+	alive := b.alive()
+	cluster, name := alive[b.IntN(len(alive))], b.names[b.IntN(len(b.names))]
+	if cluster == "main" { // what main no longer keeps, other tests are about
+		return
+	}
+	var got []Revision
+	for below := ^Revision(0); below > 0; {
+		rows, next, err := p.Versions(b.ctx, inCluster(cluster, name).RowKey(), below, 1+b.IntN(4), nil)
+		require.NoError(b.t, err)
+		require.True(b.t, next < below)
+		for _, row := range rows {
+			require.Equal(b.t, cluster, row.ID.Cluster)
+			got = append(got, row.Revision)
+		}
+		below = next
+	}
+	kept := slices.Clone(b.clusters[cluster].versions[name])
+	slices.Reverse(kept)
+	at := p.Current().Floor() // every version above the floor is kept, and the inherited one
+	above := func(revs []Revision) []Revision {
+		return slices.DeleteFunc(slices.Clone(revs), func(r Revision) bool { return r <= at && r > b.clusters[cluster].At })
+	}
+	require.Equal(b.t, above(kept), above(got), "%s of %s", name, cluster)
+}
+
+// TestBranches: in a tree of random branches, every read of every cluster equals the model, in which a branch begins as
+// a copy. Several projections commit, compact, collect, purge, raise the floor and end holds meanwhile. Some writers
+// stall, and parents end before their branches.
+func TestBranches(t *testing.T) {
+	quiet(t)
+	done := map[string]int{}
+	for seed := range seeds(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
+			b := newBranches(newCell(t, small), seed)
+			if seed%2 == 1 { // two versions fill a block
+				b.pad = strings.Repeat(" ", 40_000)
+			}
+			cold := func() *Projection {
+				p := b.over(lax{b.bucket}, small)
+				p.holdTime = -1
+				return p
+			}
+			projections := []*Projection{cold(), cold(), cold()}
+			tending := random{cell: b.cell, Rand: b.Rand}
+			for i := range 150 {
+				p := projections[b.IntN(len(projections))]
+				for range 1 + b.IntN(5) {
+					b.step(p)
+				}
+				switch b.IntN(5) {
+				case 0:
+					b.begin(p)
+				case 1:
+					b.end(p)
+				case 2:
+					_, err := p.release(b.ctx)
+					require.NoError(t, err)
+				}
+				tending.tend(p)
+				if i%10 == 0 {
+					p = cold()
+				}
+				b.check(p)
+				b.checkVersions(p)
+			}
+			for k, n := range b.done {
+				done[k] += n
+			}
+			p := cold()
+			_, err := p.Commit(b.ctx)
+			require.NoError(t, err)
+			requireClean(t, p)
+		})
+	}
+	t.Log(done)
+	for _, what := range []string{"void", "conflict", "inherited 2", "inherited 3", "depth 1", "depth 2", "depth 3", "orphan", "held", "left out"} {
+		require.NotZero(t, done[what], what)
+	}
+}
