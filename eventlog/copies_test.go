@@ -180,8 +180,8 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 func TestEveryBitCounts(t *testing.T) {
 	const prefix = "p"
 	modified := added("a", "body")
-	modified.Op, modified.Base, modified.TTL, modified.Author = eventlog.Modified, 7, 60, eventlog.Author{User: "user", As: "as", Agent: "agent", Cause: eventlog.Cause{Revision: 5, User: "first", As: "other"}}
-	for _, last := range []string{"Logplane-Checksum", "Logplane-Cause", "Logplane-Agent", "Logplane-Epoch", "ce-id"} {
+	modified.Op, modified.Base, modified.Inherits, modified.TTL, modified.Author = eventlog.Modified, 7, 4, 60, eventlog.Author{User: "user", As: "as", Agent: "agent", Cause: eventlog.Cause{Revision: 5, User: "first", As: "other"}}
+	for _, last := range []string{"Logplane-Checksum", "Logplane-Cause", "Logplane-Inherits", "Logplane-Agent", "Logplane-Epoch", "ce-id"} {
 		everyBit(t, prefix, modified, last)
 	}
 }

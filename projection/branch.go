@@ -20,6 +20,14 @@ type Branch struct {
 	Of *Branch
 }
 
+// Depth is how many branches lie on each other, this one included.
+func (b *Branch) Depth() (depth int) {
+	for ; b != nil; b = b.Of {
+		depth++
+	}
+	return depth
+}
+
 // MaxDepth is how many branches may lie on each other.
 const MaxDepth = 8
 

@@ -225,7 +225,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 
 	e := exampleRecords()[0].keyEntry()
 	e.Value = bytes.Clone(e.Value)
-	e.Value[0] |= caused << 1
+	e.Value[0] |= inherits << 1
 	_, err = new(recordDecoder).keyed(e)
 	require.ErrorIs(t, err, ErrNewer)
 	require.NotErrorIs(t, err, ErrDamaged)

@@ -30,6 +30,9 @@ func (p *Projection) Hold(ctx context.Context, at Revision) error {
 		next := v.snap.draft()
 		i, found := slices.BinarySearchFunc(next.Holds, mark{Revision: at}, byRevision)
 		next.Holds = slices.Clone(next.Holds)
+		if found && next.Clock-next.Holds[i].Time < int64(p.holdTime)/2 {
+			return nil, nil
+		}
 		if !found {
 			next.Holds = slices.Insert(next.Holds, i, mark{Revision: at})
 		}

@@ -33,15 +33,24 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description"
 )
 
-// New builds the handler; API groups are built on first use.
-func New(c Config) (*Server, error) {
+// New makes the server of a cell: of the configuration's cluster, and of all other clusters below '/clusters/'. API
+// groups are built on first use.
+func New(c Config) (*Server, error) { return newServer(c, nil) }
+
+// newServer makes the server of one cluster. main is nil for main itself.
+func newServer(c Config, main *Server) (*Server, error) {
 	enableFeatures()
 	capabilities.Setup(!c.ForbidPrivileged, 0) // process-wide; later calls do nothing
 	registerUpstreamMetrics()
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Server{config: c}
+	s := &Server{config: c, main: main}
+	if main == nil {
+		s.main, s.others = s, newOthers()
+	} else {
+		s.others = main.others
+	}
 	s.lives, _ = lru.New[eventlog.Revision, life](knownLives) // fails only for a size below one
 	if err := s.configure(); err != nil {
 		return nil, err
@@ -55,6 +64,9 @@ func New(c Config) (*Server, error) {
 	}
 	s.discovery, s.openapi = description.NewDiscovery(d), description.NewOpenAPI(d)
 	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))
+	if main == nil {
+		s.Handler = s.withClusters(s.Handler)
+	}
 	return s, nil
 }
 
@@ -117,8 +129,9 @@ func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (final
 // StopWatches is StopWatches of gate.Gate.
 func (s *Server) StopWatches() (ends []func(), ended <-chan struct{}) { return s.gate.StopWatches() }
 
-// Shrink drops most of the caches' contents. An idle process calls Shrink.
+// Shrink drops most of the caches' contents, and the servers of clusters other than main. An idle process calls Shrink.
 func (s *Server) Shrink() {
+	s.others.Purge()
 	s.config.Cell.Shrink()
 	s.listers.Shrink()
 	s.rules.Shrink()

@@ -80,17 +80,21 @@ func (s *Server) configure() error {
 	c.RequestTimeout = cmp.Or(limits.Timeout, defaultRequestTimeout)
 	c.MaxRequestsInFlight = cmp.Or(limits.InFlight, c.MaxRequestsInFlight)
 	c.MaxMutatingRequestsInFlight = cmp.Or(limits.Mutating, c.MaxMutatingRequestsInFlight)
-	s.gate = gate.New(gate.Config{
-		Requests: gate.RequestLimits{InFlight: c.MaxRequestsInFlight, Mutating: c.MaxMutatingRequestsInFlight, Timeout: c.RequestTimeout},
-		Watches:  s.config.Watches, Authenticated: s.config.Authentication.Configured(), MaxBody: c.MaxRequestBodyBytes,
-		Caches: s.config.Cell.Projection.Budget().Limit(), Writers: s.config.Writers, Logger: s.config.Logger,
-	})
+	if s.gate = s.main.gate; s.gate == nil {
+		s.gate = gate.New(gate.Config{
+			Requests: gate.RequestLimits{InFlight: c.MaxRequestsInFlight, Mutating: c.MaxMutatingRequestsInFlight, Timeout: c.RequestTimeout},
+			Watches:  s.config.Watches, Authenticated: s.config.Authentication.Configured(), MaxBody: c.MaxRequestBodyBytes,
+			Caches: s.config.Cell.Projection.Budget().Limit(), Writers: s.config.Writers, Logger: s.config.Logger,
+		})
+	}
 	atomic.StoreInt64(&jsonpatch.AccumulatedCopySizeLimit, c.JSONPatchMaxCopyBytes) // as genericapiserver's New does
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	s.generic = c
 
 	var err error
-	if c.AuditBackend, c.AuditPolicyRuleEvaluator, err = s.config.Audit.Open(); err != nil {
+	if s != s.main {
+		c.AuditBackend, c.AuditPolicyRuleEvaluator = s.main.generic.AuditBackend, s.main.generic.AuditPolicyRuleEvaluator
+	} else if c.AuditBackend, c.AuditPolicyRuleEvaluator, err = s.config.Audit.Open(); err != nil {
 		return err
 	}
 
@@ -117,7 +121,9 @@ func (s *Server) configure() error {
 
 	s.loopback = loopback.New(s)
 	c.LoopbackClientConfig = s.loopback
-	if err := s.startTracing(c); err != nil {
+	if s != s.main {
+		c.TracerProvider = s.main.generic.TracerProvider
+	} else if err := s.startTracing(c); err != nil {
 		return err
 	}
 	if s.client, err = kubernetes.NewForConfig(s.loopback); err != nil {
@@ -198,10 +204,10 @@ func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 		return nil, nil, err
 	}
 	core, webhooks := s.listers.Core().V1(), s.listers.Admissionregistration().V1()
-	return t, t.Authenticator(tokens.Objects{
+	return t, ownAccounts(t.Authenticator(tokens.Objects{
 		Accounts: core.ServiceAccounts().Lister(), Pods: core.Pods().Lister(), Secrets: core.Secrets().Lister(), Nodes: core.Nodes().Lister(),
 		ValidatingWebhooks: webhooks.ValidatingWebhookConfigurations().Lister(), MutatingWebhooks: webhooks.MutatingWebhookConfigurations().Lister(),
-	}, s.catchUp), nil
+	}, s.catchUp)), nil
 }
 
 // catchUp reads the log so that a token can be verified, before the request has its view. If the log does not answer, a

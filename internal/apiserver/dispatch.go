@@ -15,6 +15,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // metricsHandler serves component-base's registry, in which upstream and cmd register their metrics.
@@ -45,6 +46,10 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		answers.Fail(w, r, answers.MethodNotAllowed(r))
 	case path == "/version" && r.Method == http.MethodGet:
 		serveVersion(w, r)
+	case s != s.main && serving.IsProbe(r.URL.Path):
+		s.health.ServeHTTP(w, r)
+	case s != s.main && (path == flagz.DefaultFlagzPath || path == statusz.DefaultStatuszPath || path == "/metrics"):
+		answers.Fail(w, r, answers.Nowhere(r)) // these describe the process, which serves other clusters too
 	case path == flagz.DefaultFlagzPath || path == statusz.DefaultStatuszPath:
 		s.zpages().ServeHTTP(w, r)
 	case path == "/metrics" && r.Method == http.MethodGet:

@@ -37,6 +37,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = withActingAs(h)
 	h = s.withImpersonation(h)
 	h = withOrigin(h)
+	h = s.withUse(h) // before impersonation: the right is the real user's
 	h = s.withCatchUp(h)
 	h = s.gate.WithWriters(h)
 	h = s.gate.WithSeats(h) // before impersonation: the seat is the real user's
@@ -69,7 +70,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withMoment(h)
 	h = withShortQuery(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)
-	h = s.withHealth(h)
+	if s == s.main { // else the answer would tell strangers which clusters there are
+		h = s.withHealth(h)
+	}
 	if s.config.GoawayChance > 0 {
 		h = genericfilters.WithProbabilisticGoaway(h, s.config.GoawayChance)
 	}
@@ -157,6 +160,9 @@ func (s *Server) withLiveWatches(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if _, past := momentOf(r.Context()); requests.WatcherServes(info) && !past {
+			if visit := visitOf(r.Context()); visit != nil {
+				r = requests.In(visit.root, r)
+			}
 			s.config.LiveWatches.ServeHTTP(w, r)
 			return
 		}

@@ -90,7 +90,11 @@ type Config struct {
 type Server struct {
 	http.Handler
 
-	config  Config
+	config Config
+	// main is the server of the cell's main cluster, and others has those of all other clusters.
+	main   *Server
+	others *others
+
 	generic *genericapiserver.Config
 	stores  *resources.Stores
 	// listers answer from the newest view.

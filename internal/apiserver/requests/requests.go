@@ -46,6 +46,7 @@ func Destination(r *http.Request) (watcher, lasts bool) {
 	if len(r.URL.RawQuery) > MaxQuery {
 		return false, false
 	}
+	_, r = CutCluster(r)
 	info, err := Infos.NewRequestInfo(r)
 	if err != nil {
 		return false, false

@@ -41,7 +41,7 @@ func (s Secrets) Fill(ctx context.Context, v *projection.View, before, after run
 	account, _ := object.(*corev1.ServiceAccount) // nil if there is no such account
 	uid := secret.Annotations[core.ServiceAccountUIDKey]
 	theirs := found && (uid == "" || uid == string(account.UID))
-	if theirs && s.Tokens.Issues() {
+	if theirs && s.Tokens.Issues() && !s.Tokens.config.NoSecrets {
 		return s.Tokens.Fill(ctx, secret, account, s.RootCA)
 	}
 	if before != nil || len(secret.Data[core.ServiceAccountTokenKey]) > 0 {

@@ -1,0 +1,394 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
+	"github.com/logplane/logplane/internal/apiserver/loopback"
+	"github.com/logplane/logplane/internal/apiserver/requests"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// warmClusters is how many clusters besides main a process keeps ready. The server of another cluster is made again.
+const warmClusters = 256
+
+// template is the cluster from which a cluster begins that names no source. It holds what every cluster has. No
+// Cluster can have this name.
+const template = "_template"
+
+// others are the servers of a cell's clusters other than main, by key. A server that is dropped ends the requests that
+// it has begun.
+type others = lru.Cache[string, *Server]
+
+func newOthers() *others {
+	servers, _ := lru.New[string, *Server](warmClusters) // fails only for a size below one
+	return servers
+}
+
+// Cluster returns the server of one of the cell's clusters. It reads nothing: a cluster that does not exist has no
+// objects, and its server refuses all requests from other processes.
+func (s *Server) Cluster(key string) (*Server, error) {
+	if key == s.main.config.Cell.Cluster {
+		return s.main, nil
+	}
+	if server, known := s.others.Get(key); known {
+		return server, nil
+	}
+	server, err := newServer(s.main.config.of(key), s.main)
+	if err != nil {
+		return nil, fmt.Errorf("make the server of cluster '%s': %w", key, err)
+	}
+	if known, found, _ := s.others.PeekOrAdd(key, server); found {
+		return known, nil
+	}
+	return server, nil
+}
+
+// of is the configuration of another cluster's server. Tokens of service accounts are of the cluster alone.
+func (c Config) of(key string) Config {
+	root := requests.ClusterPrefix + key
+	c.Cell.Cluster = key
+	c.Flagz = nil // the flags are the process's
+	accounts := &c.Authentication.ServiceAccounts
+	issuers := make([]string, len(accounts.Issuers))
+	for i, issuer := range accounts.Issuers {
+		issuers[i] = strings.TrimSuffix(issuer, "/") + root
+	}
+	accounts.Issuers, accounts.Audiences, accounts.NoSecrets = issuers, nil, true
+	if accounts.JWKSURI == "" {
+		accounts.Root = root
+	}
+	return c
+}
+
+// withClusters serves '/clusters/NAME/…' from the cluster of that name. To a client, a cluster that does not exist is
+// like any path that it may not read.
+func (s *Server) withClusters(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, stripped := requests.CutCluster(r)
+		if name == "" {
+			h.ServeHTTP(w, r)
+			return
+		}
+		if name == clusters.Main {
+			h.ServeHTTP(w, stripped)
+			return
+		}
+		key, err := s.keyOf(r.Context(), name)
+		if err != nil {
+			answers.Fail(w, r, err)
+			return
+		}
+		if key == "" {
+			h.ServeHTTP(w, r)
+			return
+		}
+		server, err := s.Cluster(key)
+		if err != nil {
+			s.config.Logger.ErrorContext(r.Context(), "the server of a cluster could not be made", "cluster", key, "error", err)
+			answers.Fail(w, r, err)
+			return
+		}
+		visit := &visit{path: r.URL.Path, root: requests.ClusterPrefix + name}
+		keep := sync.OnceFunc(func() { // the cluster, in the path of a redirect
+			if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
+				w.Header().Set("Location", visit.root+to)
+			}
+		})
+		server.Handler.ServeHTTP(answers.OnBegin(w, keep), stripped.WithContext(context.WithValue(stripped.Context(), visitKey{}, visit)))
+	})
+}
+
+// visit is a request for another cluster than main.
+type visit struct {
+	path string // of the request, with the cluster
+	root string // the beginning of the path
+	// own says that a token of the cluster itself has named the user.
+	own bool
+}
+
+type visitKey struct{}
+
+func visitOf(ctx context.Context) *visit {
+	v, _ := ctx.Value(visitKey{}).(*visit)
+	return v
+}
+
+// keyOf returns the key of the cluster that a path names, by its name or by its key; empty if there is none. The newest
+// view that this process has may be too old to be sure. So withUse looks again once the request has its view.
+func (s *Server) keyOf(ctx context.Context, name string) (string, error) {
+	v, err := s.config.Cell.Projection.Any(ctx)
+	if err != nil {
+		return "", err
+	}
+	key, _, err := s.clusterAt(ctx, v, name)
+	if err != nil || key != "" {
+		return key, err
+	}
+	if v, err = s.config.Cell.Projection.Latest(ctx); err != nil {
+		return "", err
+	}
+	key, _, err = s.clusterAt(ctx, v, name)
+	return key, err
+}
+
+// clusterAt returns the key of the cluster of a name or key, as of a view, and who made it. Both are empty if there is
+// no such cluster.
+func (s *Server) clusterAt(ctx context.Context, v *projection.View, name string) (key, creator string, err error) {
+	object, _, isKey := strings.Cut(name, ".")
+	row, found, err := v.Get(ctx, s.stores.Key(clusters.Resource, "", object).RowKey(), v.Revision())
+	if err != nil || !found {
+		return "", "", err
+	}
+	plain, err := kubestore.Plain(ctx, s.stores.Transformer(clusters.Resource), row)
+	if err != nil {
+		return "", "", err
+	}
+	var c struct{ Status clusters.ClusterStatus }
+	if err := json.Unmarshal(plain, &c); err != nil {
+		return "", "", fmt.Errorf("decode cluster '%s': %w", object, err)
+	}
+	if isKey && c.Status.Key != name {
+		return "", "", nil
+	}
+	return c.Status.Key, c.Status.Creator, nil
+}
+
+// withUse lets only those into the cluster who may use it: users whom main's authorizer gives the verb 'use' on the
+// Cluster, its creator, and the cluster's own service accounts.
+func (s *Server) withUse(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := r.Context()
+		visit := visitOf(ctx)
+		if loopback.Is(ctx) || visit == nil {
+			h.ServeHTTP(w, r)
+			return
+		}
+		audit.AddAuditAnnotation(ctx, "logplane.dev/cluster", s.config.Cell.Cluster)
+		view, err := s.config.Cell.Consistent(ctx)
+		if err != nil {
+			answers.Fail(w, r, err)
+			return
+		}
+		key, creator, err := s.main.clusterAt(ctx, view, strings.TrimPrefix(visit.root, requests.ClusterPrefix))
+		if err != nil {
+			answers.Fail(w, r, err)
+			return
+		}
+		user, _ := apirequest.UserFrom(ctx)
+		if key == s.config.Cell.Cluster && (visit.own || user.GetName() == creator) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		name, _, _ := strings.Cut(s.config.Cell.Cluster, ".")
+		allowed, err := s.main.mayClusters(ctx, "use", name)
+		switch {
+		case err != nil:
+			answers.Fail(w, r, err)
+		case !allowed:
+			info, _ := apirequest.RequestInfoFrom(ctx)
+			denied := authorizer.AttributesRecord{User: user, Verb: info.Verb, Path: visit.path}
+			if info.IsResourceRequest {
+				denied.Verb = strings.ToLower(r.Method)
+			}
+			responsewriters.Forbidden(ctx, denied, w, r, "", answers.Codecs())
+		case key == "":
+			answers.Fail(w, r, apierrors.NewNotFound(clusters.Resource, name))
+		case key != s.config.Cell.Cluster: // the name has been given to another cluster while the request came
+			answers.Fail(w, r, apierrors.NewServerTimeout(clusters.Resource, "use", 0))
+		default:
+			h.ServeHTTP(w, r)
+		}
+	})
+}
+
+// mayClusters says whether the user of a request has a verb on a Cluster of main.
+func (s *Server) mayClusters(ctx context.Context, verb, name string) (bool, error) {
+	user, _ := apirequest.UserFrom(ctx)
+	decision, _, err := s.access.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: user, Verb: verb, APIGroup: clusters.GroupName, APIVersion: clusters.GroupVersion.Version,
+		Resource: clusters.Resource.Resource, Name: name, ResourceRequest: true,
+	})
+	return decision == authorizer.DecisionAllow, err
+}
+
+// ownAccounts remembers in the request that a token of the cluster itself has named the user.
+func ownAccounts(accounts authenticator.Token) authenticator.Token {
+	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+		response, ok, err := accounts.AuthenticateToken(ctx, token)
+		if visit := visitOf(ctx); ok && visit != nil {
+			if _, known := apirequest.UserFrom(ctx); !known { // else it is a TokenReview
+				visit.own = true
+			}
+		}
+		return response, ok, err
+	})
+}
+
+// begins returns where a cluster begins, and holds the revision. The user needs the verb 'branch' on the source, which
+// is the right to read all of it.
+func (s *Server) begins(ctx context.Context, from *clusters.ClusterSource, dryRun bool) (projection.Branch, error) {
+	if from == nil {
+		return s.beginsEmpty(ctx, dryRun)
+	}
+	allowed, err := s.mayClusters(ctx, "branch", from.Cluster)
+	if err != nil {
+		return projection.Branch{}, err
+	}
+	if !allowed {
+		return projection.Branch{}, apierrors.NewForbidden(clusters.Resource, from.Cluster, fmt.Errorf("the verb 'branch' on the source is needed, which is the right to read all of it"))
+	}
+	view, err := s.config.Cell.Consistent(ctx)
+	if err != nil {
+		return projection.Branch{}, err
+	}
+	b := projection.Branch{Source: clusters.Main, At: view.Revision()}
+	if from.Cluster != clusters.Main {
+		if b.Source, _, err = s.clusterAt(ctx, view, from.Cluster); err != nil {
+			return b, err
+		}
+		if b.Of, err = view.Branch(ctx, b.Source); err != nil {
+			return b, err
+		}
+		if b.Of == nil {
+			return b, apierrors.NewNotFound(clusters.Resource, from.Cluster)
+		}
+	}
+	if from.At != "" {
+		if b.At, err = s.momentNamed(ctx, from.At); err != nil {
+			return b, err
+		}
+	}
+	if b.Of != nil && b.At < b.Of.At {
+		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.at: cluster '%s' begins at revision %d, after %d", from.Cluster, b.Of.At, b.At))
+	}
+	if b.Depth() > projection.MaxDepth {
+		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.cluster: '%s' is the last of %d clusters that lie on each other: branch an earlier one", from.Cluster, projection.MaxDepth))
+	}
+	return b, s.hold(ctx, b.At, dryRun)
+}
+
+// beginsEmpty returns where a cluster begins that names no source. The first one fills the template.
+func (s *Server) beginsEmpty(ctx context.Context, dryRun bool) (b projection.Branch, err error) {
+	server, err := s.Cluster(template)
+	if err != nil {
+		return b, err
+	}
+	if !dryRun {
+		if err := server.Bootstrap(ctx); err != nil {
+			return b, fmt.Errorf("fill the template of clusters: %w", err)
+		}
+	}
+	view, err := s.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return b, err
+	}
+	b.Source = template
+	for row, err := range view.ScanKeys(ctx, template+"/", projection.PrefixEnd(template+"/"), view.Revision()) {
+		if err != nil {
+			return b, err
+		}
+		b.At = max(b.At, row.Revision) // all that begin from the same template share one hold
+	}
+	return b, s.hold(ctx, b.At, dryRun)
+}
+
+func (s *Server) hold(ctx context.Context, at eventlog.Revision, dryRun bool) error {
+	if dryRun {
+		return nil
+	}
+	if err := s.config.Cell.Projection.Hold(ctx, at); err != nil {
+		return s.config.Cell.RevisionError(ctx, err, at)
+	}
+	return nil
+}
+
+// creatorBinding is the name of the binding that makes a cluster's creator its administrator.
+const creatorBinding = "logplane:creator"
+
+// born makes the creator of a cluster its administrator, and gives the objects by which others tell clusters apart uids
+// of their own.
+func (s *Server) born(ctx context.Context, c *clusters.Cluster) error {
+	server, err := s.Cluster(c.Status.Key)
+	if err != nil {
+		return err
+	}
+	if err := server.renew(ctx); err != nil {
+		return fmt.Errorf("give cluster '%s' uids of its own: %w", c.Name, err)
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: creatorBinding},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: c.Status.Creator}},
+	}
+	bindings := server.client.RbacV1().ClusterRoleBindings()
+	_, err = bindings.Create(ctx, binding, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // of the source's creator
+		_, err = bindings.Update(ctx, binding, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("make the creator of cluster '%s' its administrator: %w", c.Name, err)
+	}
+	return nil
+}
+
+// renew gives the namespaces of the system, and their accounts, new uids.
+func (s *Server) renew(ctx context.Context) error {
+	view, err := s.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	var writes []projection.Write
+	for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		for key, object := range map[eventlog.Key]runtime.Object{
+			s.stores.Key(corev1.Resource("namespaces"), "", namespace):             &corev1.Namespace{},
+			s.stores.Key(corev1.Resource("serviceaccounts"), namespace, "default"): &corev1.ServiceAccount{},
+		} {
+			at, err := view.State(ctx, key)
+			if err != nil {
+				return err
+			}
+			row, live := at.Row()
+			if !live {
+				continue
+			}
+			plain, err := s.plain(ctx, row)
+			if err != nil {
+				return err
+			}
+			if err := s.stores.DecodeCore(plain, object); err != nil {
+				return err
+			}
+			object.(metav1.Object).SetUID(types.UID(uuid.NewUUID()))
+			w, err := s.stores.PutCore(ctx, at, key, object)
+			if err != nil {
+				return err
+			}
+			writes = append(writes, w)
+		}
+	}
+	_, err = view.Append(ctx, string(uuid.NewUUID()), writes...)
+	return err
+}
