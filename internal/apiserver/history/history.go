@@ -43,6 +43,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -81,9 +82,9 @@ var selectable = []string{"object", "from", "to", "resource", "user", "manager",
 
 // NewStorage makes the registries of the group. It adds the registries of other packages ('others'), by their names.
 func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGroupInfo {
-	codecs := codecs{serializer.NewCodecFactory(Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))}
-	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs.CodecFactory)
-	info.NegotiatedSerializer = codecs
+	codecs := serializer.NewCodecFactory(Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs)
+	info.NegotiatedSerializer = resources.WithoutProtobuf(codecs)
 	s := &store{c}
 	info.VersionedResourcesStorageMap[GroupVersion.Version] = map[string]rest.Storage{
 		"versions": &versions{table{}, s}, "changes": &changes{table{of: true}, s},
@@ -633,9 +634,10 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 	return projection.Keys{Start: start, End: projection.PrefixEnd(start)}, nil
 }
 
-// hidden is true of the group of Logplane's own claims and accounts, which are not objects of clients.
+// hidden is true of the group of Logplane's own claims and accounts, which are not objects of clients, and of groups
+// below it that are not served.
 func hidden(name string) bool {
-	return name == resources.OwnGroup || strings.HasSuffix(name, "."+resources.OwnGroup)
+	return name == resources.OwnGroup || strings.HasSuffix(name, "."+resources.OwnGroup) && len(spec.Versions(name)) == 0
 }
 
 // rowOf returns the event as a row. The row of a deletion has the object's last state.

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 )
 
 // Scheme of the group. The internal types are the types of v1.
@@ -36,16 +35,6 @@ func newScheme() *runtime.Scheme {
 		}
 	}
 	return s
-}
-
-// codecs do not support protobuf, just as the codecs of custom resources do not.
-type codecs struct{ serializer.CodecFactory }
-
-// SupportedMediaTypes implements runtime.NegotiatedSerializer.
-func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
-	return slices.DeleteFunc(slices.Clone(c.CodecFactory.SupportedMediaTypes()), func(i runtime.SerializerInfo) bool {
-		return i.MediaType == runtime.ContentTypeProtobuf
-	})
 }
 
 // here is the prefix of the types' names in OpenAPI.

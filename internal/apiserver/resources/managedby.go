@@ -11,7 +11,7 @@ import (
 )
 
 // ManagedBy returns the two converters that upstream's field manager needs for the scheme's types: a TypeConverter and
-// a converter of versions. The two must be used together. The TypeConverter is nil for a scheme that has none.
+// a converter of versions. The two must be used together.
 //
 // These converters do less work than upstream's converters, with the same outcome:
 //   - For each manager of an object, upstream makes a whole unstructured object of the typed object. Upstream then
@@ -20,11 +20,7 @@ import (
 //   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here one empty entry takes
 //     their place.
 func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.ObjectConvertor) {
-	types, versions := ConvertersOf(scheme), runtime.UnsafeObjectConvertor(scheme)
-	if types == nil {
-		return nil, versions
-	}
-	return managing{types}, reading{versions}
+	return managing{ConvertersOf(scheme)}, reading{runtime.UnsafeObjectConvertor(scheme)}
 }
 
 // unread is a typed object of which only version and kind have been read. Its Go type is not registered in a scheme, so

@@ -170,8 +170,6 @@ func TestUnread(t *testing.T) {
 	left, err = types.TypedToObject(nameless)
 	require.NoError(t, err)
 	require.Equal(t, kind, left.GetObjectKind().GroupVersionKind())
-	none, _ := ManagedBy(runtime.NewScheme())
-	require.Nil(t, none)
 }
 
 // BenchmarkManagedFields measures the cost of managed fields in an update of an object with three managers.

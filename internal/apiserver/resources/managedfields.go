@@ -32,18 +32,13 @@ type TypeConverters struct {
 	byKind map[schema.GroupVersionKind]managedfields.TypeConverter // by mu
 }
 
-// ConvertersOf returns the converters of a scheme of built-in types, nil for any other scheme.
-func ConvertersOf(scheme *runtime.Scheme) *TypeConverters { return convertersByScheme[scheme] }
-
-var convertersByScheme = map[*runtime.Scheme]*TypeConverters{
-	legacyscheme.Scheme:     newTypeConverters(legacyscheme.Scheme),
-	extensionsscheme.Scheme: newTypeConverters(extensionsscheme.Scheme),
-	aggregatorscheme.Scheme: newTypeConverters(aggregatorscheme.Scheme),
+// ConvertersOf returns the converters of a scheme of built-in types.
+func ConvertersOf(scheme *runtime.Scheme) *TypeConverters {
+	of, _ := convertersByScheme.LoadOrStore(scheme, &TypeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}})
+	return of.(*TypeConverters)
 }
 
-func newTypeConverters(scheme *runtime.Scheme) *TypeConverters {
-	return &TypeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}}
-}
+var convertersByScheme sync.Map
 
 // ObjectToTyped uses the object's own kind, because an apply patch arrives unstructured.
 func (c *TypeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
@@ -81,8 +76,8 @@ func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	return converter, nil
 }
 
-// Build makes the schemas of a kind from scratch. Build loads all types of every group, 6 MiB. It is needed only by the
-// generator, and for kinds that the generator forgot.
+// Build makes the schemas of one of upstream's kinds from scratch. Build loads all types of every group, 6 MiB. It is
+// needed only by the generator, and for kinds that the generator forgot.
 func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
 	example, err := c.scheme.New(kind)
 	if err != nil {
