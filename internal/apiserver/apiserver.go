@@ -60,7 +60,7 @@ func newServer(c Config, main *Server) (*Server, error) {
 	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
 		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.processPaths(), s.tokens.Paths()...),
-		Logger: s.config.Logger,
+		Serves: s.serves, Logger: s.config.Logger,
 	}
 	s.discovery, s.openapi = description.NewDiscovery(d), description.NewOpenAPI(d)
 	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))

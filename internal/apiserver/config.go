@@ -98,7 +98,7 @@ func (s *Server) configure() error {
 		return err
 	}
 
-	s.cost = cost.New(cost.Config{Builtin: func(group string) bool { return s.groups[group] != nil }, Example: s.example, Logger: s.config.Logger})
+	s.cost = cost.New(cost.Config{Builtin: s.serves, Example: s.example, Logger: s.config.Logger})
 	transformers, err := resources.ReadEncryption(s.config.EncryptionConfigFile)
 	if err != nil {
 		return err

@@ -139,6 +139,9 @@ func newGroups(s *Server) map[string]*group {
 	return groups
 }
 
+// serves says whether this server serves a built-in group.
+func (s *Server) serves(group string) bool { return s.groups[group] != nil }
+
 // install makes a group's registries.
 func (s *Server) install(name string, build storageBuilder) (*builtGroup, error) {
 	info, err := build(s)

@@ -17,7 +17,10 @@ package description
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -26,6 +29,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -37,6 +41,8 @@ const moments = 8
 type Config struct {
 	Definitions Definitions
 	Remotes     Remotes
+	// Serves says whether the server serves a built-in group. OpenAPI v2, which is one document, describes all groups.
+	Serves func(group string) bool
 	// ExternalAddress with a port, for discovery.
 	ExternalAddress string
 	// Paths are the paths that '/' lists in addition to the paths of discovery and OpenAPI.
@@ -59,6 +65,24 @@ func (c Config) served(ctx context.Context) (set customresources.Set, remotes []
 		remotes, err = c.Remotes.All()
 	}
 	return set, remotes, err
+}
+
+// groups returns the built-in groups that the server serves.
+func (c Config) groups() []spec.Group {
+	return slices.DeleteFunc(slices.Clone(spec.Groups()), func(g spec.Group) bool { return !c.Serves(g.Name) })
+}
+
+// index returns the index of the documents of the groups that the server serves.
+func (c Config) index() spec.Index {
+	index := spec.Builtin()
+	index.V3 = maps.Clone(index.V3)
+	for _, g := range spec.Groups() {
+		base := "apis/" + g.Name
+		maps.DeleteFunc(index.V3, func(path, _ string) bool {
+			return !c.Serves(g.Name) && (path == base || strings.HasPrefix(path, base+"/"))
+		})
+	}
+	return index
 }
 
 // Remotes asks remote API servers for their descriptions. It waits only seconds for the servers, and then returns their

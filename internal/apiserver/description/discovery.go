@@ -82,7 +82,7 @@ func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // build makes the handler of every path except the paths of remote versions: requests for these paths are forwarded.
 func (x *discoveryHandler) build(set customresources.Set, remotes []*apiregistrationv1.APIService) (map[string]http.Handler, error) {
-	groups, remote := withRemotes(merge(spec.Groups(), customGroups(set.Definitions)), remotes), indexRemotes(remotes)
+	groups, remote := withRemotes(merge(x.config.groups(), customGroups(set.Definitions)), remotes), indexRemotes(remotes)
 	codecs := answers.Codecs()
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.config.ExternalAddress}
 	root := metav1.APIGroupList{}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/munnerz/goautoneg"
@@ -27,12 +28,13 @@ import (
 type openAPI struct {
 	config Config
 	describer
+	builtin   func() spec.Index // of the groups that the server serves
 	overviews *madeOnce[customresources.State, *overview]
 }
 
 // NewOpenAPI returns a handler of '/openapi/…'.
 func NewOpenAPI(c Config) http.Handler {
-	return &openAPI{c, newDescriber(c.Logger, c.Definitions), newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })}
+	return &openAPI{c, newDescriber(c.Logger, c.Definitions), sync.OnceValue(c.index), newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })}
 }
 
 // changedRetries is how many times a document is begun anew because a CRD has changed while the document was made.
@@ -60,7 +62,7 @@ func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
-	builtin := spec.Builtin()
+	builtin := d.builtin()
 	path := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/openapi/"), "/")
 	name := strings.TrimPrefix(path, "v3/")
 	if etag, ok := builtin.V3[name]; ok && name != path { // CRDs do not change this document

@@ -158,7 +158,7 @@ func (c *changing) Full(_ context.Context, of customresources.Summary) (*apiexte
 func TestOpenAPIOfChangingCRDs(t *testing.T) {
 	for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/example.com/v1"} {
 		for times, want := range map[int]int{1: 200, changedRetries: 200, changedRetries + 1: 429} {
-			h := NewOpenAPI(Config{Definitions: &changing{definitions{crdOf("widgets", 1)}, times}, Remotes: noRemotes{}, Logger: slog.Default()})
+			h := NewOpenAPI(Config{Definitions: &changing{definitions{crdOf("widgets", 1)}, times}, Remotes: noRemotes{}, Serves: all, Logger: slog.Default()})
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 			require.Equal(t, want, w.Code, "%s after %d changes: %s", path, times, w.Body)
@@ -166,6 +166,9 @@ func TestOpenAPIOfChangingCRDs(t *testing.T) {
 		}
 	}
 }
+
+// all says that the server serves every built-in group.
+func all(string) bool { return true }
 
 // noRemotes has no remote API servers.
 type noRemotes struct{ Remotes }
@@ -176,7 +179,7 @@ func (noRemotes) All() ([]*apiregistrationv1.APIService, error) { return nil, ni
 // for the v2 document can end early.
 func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
 	h := NewOpenAPI(Config{
-		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, Logger: slog.Default(),
+		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, Serves: all, Logger: slog.Default(),
 	})
 	get := func(ctx context.Context, path, accept string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
