@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
@@ -37,7 +39,11 @@ func (s *Server) alongside(ctx context.Context, v *projection.View, c kubestore.
 	if err != nil {
 		return nil, err
 	}
-	return append(append(writes, index...), charges...), nil
+	branch, err := clusters.Alongside(ctx, v, c)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(writes, index, charges, branch), nil
 }
 
 // complete returns the function by which the server adds its own part to the objects of a resource, nil if the server

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"strconv"
 	"strings"
@@ -11,20 +12,33 @@ import (
 	"k8s.io/kube-openapi/pkg/common"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// described builds OpenAPI definitions of the types of history.logplane.dev from the types' fields, and from the
-// comments on the fields. kube-openapi's generator does the same for upstream's types.
+// described builds OpenAPI definitions of the types of a group of ours from the types' fields, and from the comments on
+// the fields. kube-openapi's generator does the same for upstream's types.
 type described struct {
+	from string // the package of the types
+	here string // the prefix of their names
 	ref  common.ReferenceCallback
 	said map[string]map[string]string // by type and field; field "" is the type itself
 	all  map[string]common.OpenAPIDefinition
 }
 
-func historyDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
-	d := described{ref, map[string]map[string]string{"TypeMeta": metav1.TypeMeta{}.SwaggerDoc()}, map[string]common.OpenAPIDefinition{}}
-	types, err := runtime.ParseDocumentationFrom("history/types.go")
+func ourDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	all := definitionsIn(ref, "history", history.Version{}, history.VersionList{}, history.Change{}, history.ChangeList{}, history.Transaction{}, history.Plan{})
+	maps.Copy(all, definitionsIn(ref, "clusters", clusters.Cluster{}, clusters.ClusterList{}))
+	return all
+}
+
+// definitionsIn returns the definitions of the types of a group, and of all types that they contain.
+func definitionsIn(ref common.ReferenceCallback, group string, roots ...any) map[string]common.OpenAPIDefinition {
+	d := described{
+		reflect.TypeOf(roots[0]).PkgPath(), "dev.logplane." + group + ".v1.", ref,
+		map[string]map[string]string{"TypeMeta": metav1.TypeMeta{}.SwaggerDoc()}, map[string]common.OpenAPIDefinition{},
+	}
+	types, err := runtime.ParseDocumentationFrom(group + "/types.go")
 	if err != nil {
 		panic(err)
 	}
@@ -35,7 +49,7 @@ func historyDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPID
 			d.said[name][field.Name], _ = strconv.Unquote(`"` + field.Doc + `"`)
 		}
 	}
-	for _, o := range []any{history.Version{}, history.VersionList{}, history.Change{}, history.ChangeList{}, history.Transaction{}, history.Plan{}} {
+	for _, o := range roots {
 		d.name(reflect.TypeOf(o))
 	}
 	return d.all
@@ -43,10 +57,10 @@ func historyDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPID
 
 // name returns the name of a type, and defines the type and all types that it contains.
 func (d *described) name(t reflect.Type) string {
-	if t.PkgPath() != reflect.TypeFor[history.Plan]().PkgPath() {
+	if t.PkgPath() != d.from {
 		return reflect.Zero(t).Interface().(interface{ OpenAPIModelName() string }).OpenAPIModelName()
 	}
-	name := "dev.logplane.history.v1." + t.Name()
+	name := d.here + t.Name()
 	if _, known := d.all[name]; !known {
 		out := common.OpenAPIDefinition{Schema: openapispec.Schema{SchemaProps: openapispec.SchemaProps{
 			Description: d.said[t.Name()][""], Type: []string{"object"}, Properties: map[string]openapispec.Schema{},
@@ -94,6 +108,8 @@ func (d *described) schema(t reflect.Type, of *common.OpenAPIDefinition) (s open
 		s.Type, s.Items = []string{"array"}, &openapispec.SchemaOrArray{Schema: &item}
 	case t.Kind() == reflect.Int32:
 		s.Type, s.Format = []string{"integer"}, "int32"
+	case t.Kind() == reflect.Int64:
+		s.Type, s.Format = []string{"integer"}, "int64"
 	case t.Kind() == reflect.Bool:
 		s.Type = []string{"boolean"}
 	default:

@@ -39,6 +39,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/cost"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -125,6 +126,9 @@ func builtins() []builtin {
 				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: &kubestore.Transactions{Cell: s.config.Cell, Decides: s.decides}}
 			return history.NewStorage(config, map[string]rest.Storage{"plans": &plans.Storage{Config: config}}), nil
 		}},
+		{clusters.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return clusters.NewStorage(clusters.Config{Stores: s.stores, Begins: s.begins})
+		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
 		})},
@@ -134,6 +138,9 @@ func builtins() []builtin {
 func newGroups(s *Server) map[string]*group {
 	groups := map[string]*group{}
 	for _, b := range builtins() {
+		if b.name == clusters.GroupName && s.config.Cell.Cluster != clusters.Main {
+			continue
+		}
 		groups[b.name] = &group{builtin: b, server: s}
 	}
 	return groups

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/discovery"
@@ -34,6 +35,7 @@ import (
 	"k8s.io/apiserver/pkg/util/openapi"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kube-openapi/pkg/builder"
+	"k8s.io/kube-openapi/pkg/builder3"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kube-openapi/pkg/handler"
@@ -41,6 +43,7 @@ import (
 	"k8s.io/kube-openapi/pkg/schemaconv"
 	"k8s.io/kube-openapi/pkg/schemamutation"
 	"k8s.io/kube-openapi/pkg/spec3"
+	openapiutil "k8s.io/kube-openapi/pkg/util"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
@@ -48,6 +51,7 @@ import (
 	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -62,7 +66,8 @@ var groupOrder = []string{
 	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
 	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io", "admissionregistration.k8s.io",
 	"apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io", "discovery.k8s.io", "resource.k8s.io",
-	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io", history.GroupName,
+	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io",
+	clusters.GroupName, history.GroupName,
 }
 
 // unwatched can be watched, but discovery does not say so. If discovery says that a resource can be listed and watched,
@@ -138,7 +143,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 					if built.info.Scheme == history.Scheme {
 						continue // the group's objects are not stored
 					}
-					schemas, err := resources.ConvertersOf(built.info.Scheme).Build(kind)
+					schemas, err := buildSchemas(built.info.Scheme, kind)
 					require.NoError(t, err, kind)
 					all[kind] = withoutDescriptions(schemas)
 					require.Equal(t, typesOf(t, schemas), typesOf(t, all[kind]))
@@ -146,6 +151,26 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 			}
 		}
 	}
+	return all
+}
+
+// buildSchemas makes the schemas of a kind of upstream's, or of ours.
+func buildSchemas(scheme *runtime.Scheme, kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
+	if scheme != clusters.Scheme {
+		return resources.ConvertersOf(scheme).Build(kind)
+	}
+	example, err := scheme.New(kind)
+	if err != nil {
+		return nil, err
+	}
+	config := genericapiserver.DefaultOpenAPIV3Config(definitionsOfAll, openapinamer.NewDefinitionNamer(scheme))
+	return builder3.BuildOpenAPIDefinitionsForResources(config, openapiutil.GetCanonicalTypeName(example))
+}
+
+// definitionsOfAll are the OpenAPI definitions of upstream's types and of ours.
+func definitionsOfAll(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	all := generatedopenapi.GetOpenAPIDefinitions(ref)
+	maps.Copy(all, ourDefinitions(ref))
 	return all
 }
 
@@ -261,12 +286,8 @@ func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {
 
 // rebuildOpenAPI builds the documents of the routes of all groups like upstream's routes.OpenAPI.
 func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3 map[string][]byte) {
-	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(func(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
-		all := generatedopenapi.GetOpenAPIDefinitions(ref)
-		maps.Copy(all, historyDefinitions(ref))
-		return all
-	})
-	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, crdserver.Scheme, aggregatorscheme.Scheme, history.Scheme)
+	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(definitionsOfAll)
+	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, crdserver.Scheme, aggregatorscheme.Scheme, history.Scheme, clusters.Scheme)
 	config2, config3 := genericapiserver.DefaultOpenAPIConfig(definitions, namer), genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
 	for _, info := range []*struct{ Title, Version *string }{
 		{&config2.Info.Title, &config2.Info.Version}, {&config3.Info.Title, &config3.Info.Version},

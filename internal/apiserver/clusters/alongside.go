@@ -1,0 +1,43 @@
+package clusters
+
+import (
+	"context"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// Alongside returns the write that begins the branch of a new Cluster, or that ends the branch of a deleted one.
+func Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+	switch {
+	case c.Resource() != Resource:
+		return nil, nil
+	case c.After == nil:
+		return ends(ctx, v, c.Key.Name)
+	case c.Before == nil:
+		status := c.After.(*Cluster).Status
+		row, err := v.State(ctx, projection.BranchKey(status.Key))
+		if err != nil {
+			return nil, err
+		}
+		return []projection.Write{row.Begin(projection.Branch{Source: status.Source, At: projection.Revision(status.Revision)})}, nil
+	}
+	return nil, nil
+}
+
+// ends returns the write that ends the branch of a name. It finds the branch by the name, because the deleted Cluster
+// may be damaged, and its uid unknown. A name has no dot, so the rows that are found are of no other name.
+func ends(ctx context.Context, v *projection.View, name string) (writes []projection.Write, _ error) {
+	start := projection.BranchKey(name + ".").RowKey()
+	for found, err := range v.Scan(ctx, start, projection.PrefixEnd(start), v.Revision()) {
+		if err != nil {
+			return nil, err
+		}
+		row, err := v.State(ctx, found.ID)
+		if err != nil {
+			return nil, err
+		}
+		writes = append(writes, row.Delete())
+	}
+	return writes, nil
+}

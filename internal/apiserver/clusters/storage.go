@@ -1,0 +1,173 @@
+package clusters
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/dryrun"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// Config of the registry.
+type Config struct {
+	Stores *resources.Stores
+	// Begins returns where a cluster begins, and keeps that revision of the source readable for the cluster. In a dry
+	// run it has no effect. It refuses a user who may not branch the source. From is nil if the client named none.
+	Begins func(ctx context.Context, from *ClusterSource, dryRun bool) (projection.Branch, error)
+	// Born gives the creator of a stored Cluster its rights. Nil does nothing.
+	Born func(ctx context.Context, c *Cluster) error
+}
+
+// NewStorage makes the registry of the group.
+func NewStorage(c Config) (genericapiserver.APIGroupInfo, error) {
+	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, metav1.ParameterCodec, codecs)
+	info.NegotiatedSerializer = resources.WithoutProtobuf(codecs)
+	options, err := options(c.Stores)
+	if err != nil {
+		return info, err
+	}
+	s := strategy{Scheme, names.SimpleNameGenerator}
+	store := &genericregistry.Store{
+		NewFunc:                   func() runtime.Object { return &Cluster{} },
+		NewListFunc:               func() runtime.Object { return &ClusterList{} },
+		DefaultQualifiedResource:  Resource,
+		SingularQualifiedResource: GroupVersion.WithResource("cluster").GroupResource(),
+		CreateStrategy:            s,
+		UpdateStrategy:            s,
+		DeleteStrategy:            s,
+		ResetFieldsStrategy:       s,
+		TableConvertor:            table{},
+	}
+	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options}); err != nil {
+		return info, fmt.Errorf("make the registry of %s: %w", Resource, err)
+	}
+	info.VersionedResourcesStorageMap[GroupVersion.Version] = map[string]rest.Storage{Resource.Resource: &registry{store, c}}
+	return info, nil
+}
+
+// options says how Clusters are stored: as JSON of version v1.
+func options(stores *resources.Stores) (generic.RESTOptions, error) {
+	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+		StorageMediaType:  runtime.ContentTypeJSON,
+		StorageSerializer: codecs,
+		StorageVersion:    GroupVersion,
+		MemoryVersion:     internal,
+	})
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("make the codec of %s: %w", Resource, err)
+	}
+	config := &storagebackend.ConfigForResource{GroupResource: Resource, Config: storagebackend.Config{Codec: nameless{codec}, EncodeVersioner: versioner}}
+	return stores.Options(config, stores.Prefix(Resource), runtime.ContentTypeJSON, nil), nil
+}
+
+// nameless decodes objects without their version and kind, as upstream's conversions do, so that the items of a list
+// show neither (row 34). Types that are the same in all versions are not converted.
+type nameless struct{ runtime.Codec }
+
+// Decode implements runtime.Decoder.
+func (c nameless) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, kind, err := c.Codec.Decode(data, defaults, into)
+	if err == nil {
+		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	return obj, kind, err
+}
+
+// registry of Clusters. A Cluster learns where it begins after everything else has agreed to it, so that no revision is
+// kept readable for a Cluster that is refused.
+type registry struct {
+	*genericregistry.Store
+	config Config
+}
+
+// Create implements rest.Creater.
+func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+	dryRun := dryrun.IsDryRun(o.DryRun)
+	out, err := r.Store.Create(ctx, obj, r.beginning(func() runtime.Object { return obj }, validate, dryRun), o)
+	if err != nil {
+		return nil, err
+	}
+	return out, r.born(ctx, out, dryRun)
+}
+
+// Update implements rest.Updater. An apply may create.
+func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	var updated runtime.Object
+	info = rest.WrapUpdatedObjectInfo(info, func(_ context.Context, obj, _ runtime.Object) (runtime.Object, error) {
+		updated = obj
+		return obj, nil
+	})
+	dryRun := dryrun.IsDryRun(o.DryRun)
+	create = r.beginning(func() runtime.Object { return updated }, create, dryRun)
+	out, created, err := r.Store.Update(ctx, name, info, create, update, force, o)
+	if err == nil && created {
+		err = r.born(ctx, out, dryRun)
+	}
+	return out, created, err
+}
+
+// beginning returns the check that upstream makes last, before it stores a new object. The check also writes the
+// object's status. Upstream gives the check a copy, so stored returns the object itself.
+func (r *registry) beginning(stored func() runtime.Object, validate rest.ValidateObjectFunc, dryRun bool) rest.ValidateObjectFunc {
+	return func(ctx context.Context, obj runtime.Object) error {
+		if validate != nil {
+			if err := validate(ctx, obj); err != nil {
+				return err
+			}
+		}
+		return r.begin(ctx, stored().(*Cluster), dryRun)
+	}
+}
+
+func (r *registry) begin(ctx context.Context, c *Cluster, dryRun bool) error {
+	if kubestore.InTransaction(ctx) { // Begins and Born have effects before it is known whether the transaction commits
+		return apierrors.NewBadRequest("a cluster cannot be created in a transaction: create it alone")
+	}
+	branch, err := r.config.Begins(ctx, c.Spec.From, dryRun)
+	if err != nil {
+		return err
+	}
+	c.Status = ClusterStatus{Key: KeyOf(c), Source: branch.Source, Revision: int64(branch.At)}
+	if user, ok := apirequest.UserFrom(ctx); ok {
+		c.Status.Creator = user.GetName()
+	}
+	return nil
+}
+
+// undoing is how long the deletion of a Cluster without rights may take.
+const undoing = 10 * time.Second
+
+// born gives the creator its rights. Without them nobody could use the Cluster, so it is deleted again.
+func (r *registry) born(ctx context.Context, obj runtime.Object, dryRun bool) error {
+	if dryRun || r.config.Born == nil {
+		return nil
+	}
+	c := obj.(*Cluster)
+	err := r.config.Born(ctx, c)
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing) // the client may have gone
+	defer cancel()
+	options := &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(c.UID))}
+	if _, _, failed := r.Store.Delete(ctx, c.Name, rest.ValidateAllObjectFunc, options); failed != nil && !apierrors.IsNotFound(failed) {
+		return fmt.Errorf("%w; cluster %s is left without rights, delete it: %w", err, c.Name, failed)
+	}
+	return err
+}
