@@ -108,12 +108,16 @@ func hashed(document any) any {
 	return out
 }
 
-// withoutOurs removes Logplane's own group from the groups that share a definition.
+// withoutOurs removes Logplane's own groups from the groups that share a definition.
 func withoutOurs(definition any) any {
 	const kinds = "x-kubernetes-group-version-kind"
 	d, _ := definition.(map[string]any)
 	if all, ok := d[kinds].([]any); ok {
-		d[kinds] = slices.DeleteFunc(all, func(kind any) bool { k, _ := kind.(map[string]any); return k["group"] == "history.logplane.dev" })
+		d[kinds] = slices.DeleteFunc(all, func(kind any) bool {
+			k, _ := kind.(map[string]any)
+			group, _ := k["group"].(string)
+			return strings.HasSuffix(group, ".logplane.dev")
+		})
 	}
 	return definition
 }
