@@ -89,14 +89,17 @@ func (v *View) Branch(ctx context.Context, cluster string) (*Branch, error) {
 	return decodeBranch(row)
 }
 
+// expiring begins the paths of objects that soon expire, and that no branch inherits: Events.
+const expiring = "events/"
+
 // branchBytes is about how much memory it takes to remember where a branch begins.
 const branchBytes = 200
 
 // branchOf says where the cluster of some keys begins. It returns nil for a cluster that is not a branch, and for keys
 // of several clusters. What it says of a cluster never changes. So it is remembered, also after the cluster's end.
 func (p *Projection) branchOf(ctx context.Context, keys Keys) (*Branch, error) {
-	cluster, _, ok := strings.Cut(keys.Start, "/")
-	if !ok || !IsBranch(cluster) || keys.End > PrefixEnd(cluster+"/") || !strings.HasPrefix(keys.End, cluster) {
+	cluster, path, ok := strings.Cut(keys.Start, "/")
+	if !ok || !IsBranch(cluster) || strings.HasPrefix(path, expiring) || keys.End > PrefixEnd(cluster+"/") || !strings.HasPrefix(keys.End, cluster) {
 		return nil, nil
 	}
 	if b, known := p.branches.Get(cluster); known {
@@ -237,6 +240,9 @@ func (i *inheritance) live(ctx context.Context, v *View, keys Keys, at Revision,
 			return
 		}
 		n = i.inherited(n)
+		if strings.HasPrefix(n.key[len(i.cluster)+1:], expiring) {
+			continue
+		}
 		if same, ok := upTo(n.key, false); !ok || !same && !yield(n, nil) {
 			return
 		}
@@ -244,7 +250,8 @@ func (i *inheritance) live(ctx context.Context, v *View, keys Keys, at Revision,
 	upTo("", true)
 }
 
-// count is the number of live rows of the branch: those that it inherits, changed by its own versions.
+// count is the number of live rows of the branch: those that it inherits, changed by its own versions. The keys must be
+// of one resource.
 func (i *inheritance) count(ctx context.Context, v *View, keys Keys, at Revision) (int, error) {
 	n, err := i.view.count(ctx, i.Of, Keys{i.below(keys.Start), i.below(keys.End)}, i.At)
 	if err != nil {

@@ -326,9 +326,9 @@ func least(heads []*head, end string) (found *head) {
 
 // survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). newer is
 // the revision of the version before. A version is kept if it is the newest one at a revision that can be read: at a
-// hold, at the floor, or above. A tombstone is dropped if nothing lies below it and the log no longer has its event. But
-// above a hold it is kept: it may hide a version that the hold keeps, or one that its key inherits, since a branch holds
-// the revision at which it begins. A void row is kept while the log has its event.
+// hold, at the floor, or above. A tombstone is dropped if nothing lies below it and the log no longer has its event.
+// But above a hold it is kept: it may hide a version that the hold keeps, or one that its key inherits, since a branch
+// holds the revision at which it begins. A void row is kept while the log has its event.
 func (m *merge) survives(n *version, newer *Revision) bool {
 	switch {
 	case m.events:

@@ -35,10 +35,10 @@ import (
 
 // New makes the server of a cell: of the configuration's cluster, and of all other clusters below '/clusters/'. API
 // groups are built on first use.
-func New(c Config) (*Server, error) { return newServer(c, nil) }
+func New(c Config) (*Server, error) { return serverOf(c, nil) }
 
-// newServer makes the server of one cluster. main is nil for main itself.
-func newServer(c Config, main *Server) (*Server, error) {
+// serverOf makes the server of one cluster. main is nil for main itself.
+func serverOf(c Config, main *Server) (*Server, error) {
 	enableFeatures()
 	capabilities.Setup(!c.ForbidPrivileged, 0) // process-wide; later calls do nothing
 	registerUpstreamMetrics()
@@ -60,7 +60,7 @@ func newServer(c Config, main *Server) (*Server, error) {
 	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
 		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.processPaths(), s.tokens.Paths()...),
-		Serves: s.serves, Logger: s.config.Logger,
+		Root: s.root(), Serves: s.serves, Logger: s.config.Logger,
 	}
 	s.discovery, s.openapi = description.NewDiscovery(d), description.NewOpenAPI(d)
 	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
@@ -56,7 +58,7 @@ func (s *Server) Cluster(key string) (*Server, error) {
 	if server, known := s.others.Get(key); known {
 		return server, nil
 	}
-	server, err := newServer(s.main.config.of(key), s.main)
+	server, err := serverOf(s.main.config.of(key), s.main)
 	if err != nil {
 		return nil, fmt.Errorf("make the server of cluster '%s': %w", key, err)
 	}
@@ -66,20 +68,29 @@ func (s *Server) Cluster(key string) (*Server, error) {
 	return server, nil
 }
 
+// root is the beginning of the paths at which clients find this server's cluster, empty for main.
+func (s *Server) root() string {
+	if s == s.main {
+		return ""
+	}
+	return requests.ClusterPrefix + s.config.Cell.Cluster
+}
+
 // of is the configuration of another cluster's server. Tokens of service accounts are of the cluster alone.
 func (c Config) of(key string) Config {
 	root := requests.ClusterPrefix + key
 	c.Cell.Cluster = key
 	c.Flagz = nil // the flags are the process's
 	accounts := &c.Authentication.ServiceAccounts
+	if len(accounts.Issuers) == 0 {
+		return c
+	}
 	issuers := make([]string, len(accounts.Issuers))
 	for i, issuer := range accounts.Issuers {
 		issuers[i] = strings.TrimSuffix(issuer, "/") + root
 	}
 	accounts.Issuers, accounts.Audiences, accounts.NoSecrets = issuers, nil, true
-	if accounts.JWKSURI == "" {
-		accounts.Root = root
-	}
+	accounts.JWKSURI = cmp.Or(accounts.JWKSURI, "https://"+cmp.Or(c.ExternalAddress, defaultAddress)+root+serviceaccount.JWKSPath)
 	return c
 }
 
@@ -213,7 +224,7 @@ func (s *Server) withUse(h http.Handler) http.Handler {
 			if info.IsResourceRequest {
 				denied.Verb = strings.ToLower(r.Method)
 			}
-			responsewriters.Forbidden(ctx, denied, w, r, "", answers.Codecs())
+			responsewriters.Forbidden(denied, w, r, "", answers.Codecs())
 		case key == "":
 			answers.Fail(w, r, apierrors.NewNotFound(clusters.Resource, name))
 		case key != s.config.Cell.Cluster: // the name has been given to another cluster while the request came

@@ -53,10 +53,9 @@ func TestClusters(t *testing.T) {
 	require.Equal(t, []string{key}, s.branches(t))
 	v, err := s.config.Cell.Consistent(t.Context())
 	require.NoError(t, err)
-	branch, found, err := v.Branch(t.Context(), key)
+	branch, err := v.Branch(t.Context(), key)
 	require.NoError(t, err)
-	require.True(t, found)
-	require.Equal(t, projection.Branch{Source: "main", At: projection.Revision(fieldOf(made, "status.revision").(float64))}, branch)
+	require.Equal(t, &projection.Branch{Source: "main", At: projection.Revision(fieldOf(made, "status.revision").(float64))}, branch)
 
 	get := request{method: "GET", path: clustersPath + "/a"}.as("root")
 	require.Equal(t, made, s.must(t, 200, get).object(t))
@@ -130,7 +129,7 @@ func TestInvalidClusters(t *testing.T) {
 		refused := s.must(t, 422, request{method: "POST", path: clustersPath, body: body})
 		require.Contains(t, refused.body, why, body)
 	}
-	s.must(t, 400, request{method: "POST", path: clustersPath, body: fromOf(`{"cluster":"other"}`)})
+	s.must(t, 404, request{method: "POST", path: clustersPath, body: fromOf(`{"cluster":"other"}`)})
 	s.must(t, 201, request{method: "POST", path: clustersPath, body: branchOf(strings.Repeat("a", 40), "")})
 	require.Len(t, s.branches(t), 1)
 }

@@ -51,6 +51,9 @@ const eventTTL = time.Hour
 
 const defaultRequestTimeout = time.Minute
 
+// defaultAddress is the address of a server that nobody outside of its process calls.
+const defaultAddress = "localhost:443"
+
 // enableFeatures sets the process-wide feature gates before the first group is built, since codecs depend on them.
 var enableFeatures = sync.OnceFunc(func() {
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
@@ -68,10 +71,7 @@ func (s *Server) configure() error {
 	c := genericapiserver.NewConfig(answers.Codecs())
 	c.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
 	c.FeatureGate = utilfeature.DefaultFeatureGate
-	c.ExternalAddress = s.config.ExternalAddress
-	if c.ExternalAddress == "" {
-		c.ExternalAddress = "localhost:443"
-	}
+	c.ExternalAddress = cmp.Or(s.config.ExternalAddress, defaultAddress)
 	// Nothing that upstream would run in the background is started (architecture.md).
 	c.FlowControl, c.StorageObjectCountTracker = nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false

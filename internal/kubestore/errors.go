@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"syscall"
 
@@ -91,6 +92,8 @@ func Answer(ctx context.Context, err error) error {
 		// A moment may have fallen out of the retained history since the moment was looked up. Asking again does not
 		// help.
 		return apierrors.NewResourceExpired(err.Error())
+	case errors.Is(err, projection.ErrNoBranch): // it has ended since the request began
+		return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{Group: "clusters.logplane.dev", Resource: "clusters"}, "", err.Error(), 0, true)
 	case errors.As(err, &unread):
 		return unreadAnswer(ctx, unread)
 	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err), errors.As(err, new(*Unconverted)):

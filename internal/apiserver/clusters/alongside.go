@@ -2,6 +2,9 @@ package clusters
 
 import (
 	"context"
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -16,11 +19,19 @@ func Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]p
 		return ends(ctx, v, c.Key.Name)
 	case c.Before == nil:
 		status := c.After.(*Cluster).Status
+		branch := projection.Branch{Source: status.Source, At: projection.Revision(status.Revision)}
+		var err error
+		if branch.Of, err = v.Branch(ctx, status.Source); err != nil {
+			return nil, err
+		}
+		if branch.Of == nil && projection.IsBranch(status.Source) {
+			return nil, apierrors.NewConflict(Resource, c.Key.Name, errors.New("its source has ended meanwhile"))
+		}
 		row, err := v.State(ctx, projection.BranchKey(status.Key))
 		if err != nil {
 			return nil, err
 		}
-		return []projection.Write{row.Begin(projection.Branch{Source: status.Source, At: projection.Revision(status.Revision)})}, nil
+		return []projection.Write{row.Begin(branch)}, nil
 	}
 	return nil, nil
 }

@@ -43,6 +43,8 @@ type Config struct {
 	Remotes     Remotes
 	// Serves says whether the server serves a built-in group. OpenAPI v2, which is one document, describes all groups.
 	Serves func(group string) bool
+	// Root is the beginning of the paths at which clients find this API, empty for none.
+	Root string
 	// ExternalAddress with a port, for discovery.
 	ExternalAddress string
 	// Paths are the paths that '/' lists in addition to the paths of discovery and OpenAPI.

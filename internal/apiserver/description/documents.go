@@ -196,11 +196,11 @@ func (d describer) v2(builtin spec.Index, served []customresources.Summary, remo
 }
 
 // indexOf lists the OpenAPI v3 documents with their URLs. Each URL has the hash of its document. remote has the URLs of
-// remote documents, by path.
-func (o *overview) indexOf(builtin spec.Index, remote map[string]string) ([]byte, error) {
+// remote documents, by path. All URLs begin with the root.
+func (o *overview) indexOf(builtin spec.Index, remote map[string]string, root string) ([]byte, error) {
 	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
 	add := func(path, location string) {
-		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location}
+		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: root + location}
 	}
 	for path, etag := range builtin.V3 {
 		add(path, hashed("v3/"+path, etag))

@@ -128,7 +128,7 @@ func (d *openAPI) index(ctx context.Context, builtin spec.Index, all *overview, 
 			return nil, err
 		}
 	}
-	return all.indexOf(builtin, located)
+	return all.indexOf(builtin, located, d.config.Root)
 }
 
 // serve negotiates as upstream does, and sends the document compressed to clients that accept gzip.

@@ -61,8 +61,6 @@ type Config struct {
 	// JWKSURI is the URL of the public keys in discovery. If it is empty, the URL is made of ExternalAddress, the host
 	// and port of this API.
 	JWKSURI, ExternalAddress string
-	// Root is the beginning of the paths of this API, empty for '/'.
-	Root string
 	// NoSecrets switches the tokens of Secrets off. They name no issuer. So the token of a Secret of one cluster could
 	// be taken for the token of another cluster's Secret.
 	NoSecrets bool
@@ -152,7 +150,7 @@ func (c Config) readKeys() (k keys, err error) {
 	if k.verifying, err = serviceaccount.StaticPublicKeysGetter(verifying); err != nil {
 		return k, err
 	}
-	k.discovery, err = serviceaccount.NewOpenIDMetadataProvider(c.Issuers[0], c.JWKSURI, c.ExternalAddress+c.Root, k.verifying)
+	k.discovery, err = serviceaccount.NewOpenIDMetadataProvider(c.Issuers[0], c.JWKSURI, c.ExternalAddress, k.verifying)
 	if err != nil {
 		slog.Warn("the issuer of service account tokens cannot be discovered: clients that verify tokens by themselves need its keys another way", "error", err)
 	}
