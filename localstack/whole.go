@@ -39,14 +39,11 @@ type Whole struct {
 // Run serves, commits and finishes deletions until ctx ends or a part fails. The background work begins after the first
 // answer, or a little later if nobody asks. The log is read until the last watch was told to end.
 func (w Whole) Run(ctx context.Context) error {
-	config := lifecycle.Config{Cell: w.Cell, Server: w.Server, ServerOnly: w.ServerOnly}
+	config := lifecycle.Config{Cell: w.Cell, Servers: lifecycle.Only(w.Cell.Cluster, w.Server), ServerOnly: w.ServerOnly}
 	if w.Writers != nil {
 		config.AwaitWriters = w.Writers.Wait
 	}
-	finisher, err := lifecycle.New(config)
-	if err != nil {
-		return err
-	}
+	finisher := lifecycle.New(config)
 	group, ctx := errgroup.WithContext(ctx)
 	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return w.Server.Run(feeding) })

@@ -25,7 +25,7 @@ func (c *cluster) before(namespace string, f func()) {
 }
 
 // fill makes a namespace with objects that must not be deleted.
-func (c *cluster) fill(client *Lifecycle, namespace string) {
+func (c *cluster) fill(client *life, namespace string) {
 	_, err := client.client.CoreV1().Namespaces().Create(c.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	require.NoError(c, err)
 	for _, name := range []string{"a", "b"} {
@@ -61,7 +61,7 @@ func (c *cluster) spares(do func(context.Context, task) error, t task) {
 // not empty the new namespace.
 func TestNamespaceIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
-	other := c.Lifecycle
+	other := c.life
 	c.before("again", func() {
 		require.NoError(t, other.emptyNamespace(t.Context(), task{kind: namespaceTask, namespace: "again"}))
 		c.fill(other, "again")
@@ -75,7 +75,7 @@ func TestNamespaceIsMadeAgain(t *testing.T) {
 // TestNamespaceOfStraysIsMadeAgain: a lifecycle that deletes leftovers must not empty a namespace that was made again.
 func TestNamespaceOfStraysIsMadeAgain(t *testing.T) {
 	c := newCluster(t)
-	other := c.Lifecycle
+	other := c.life
 	c.before("again", func() { c.fill(other, "again") })
 	c.spares(c.deleteLeftovers, task{kind: leftoverTask, namespace: "again"})
 }

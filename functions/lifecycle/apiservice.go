@@ -49,8 +49,8 @@ func tasksOfVersions(definitions []customresources.Summary, services []apiregist
 // registration controller does: clients need APIServices. An APIService that was not made for this server is left
 // alone. Bootstrap makes the APIService of a built-in version, and this task deletes that APIService once Kubernetes
 // has dropped the version.
-func (l *Lifecycle) registerVersions(ctx context.Context, t task) error {
-	definitions, err := l.config.Server.Definitions(ctx)
+func (l *life) registerVersions(ctx context.Context, t task) error {
+	definitions, err := l.server.Definitions(ctx)
 	if err != nil {
 		return fmt.Errorf("list definitions: %w", err)
 	}
@@ -85,7 +85,7 @@ func (l *Lifecycle) registerVersions(ctx context.Context, t task) error {
 }
 
 // registerVersion makes the found APIService match the wanted APIService. If wanted is nil, no APIService is wanted.
-func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregistrationv1.APIService) error {
+func (l *life) registerVersion(ctx context.Context, found, wanted *apiregistrationv1.APIService) error {
 	managed := aggregation.Managed(found)
 	if managed == "" || customresources.IsBuiltin(found.Spec.Group, found.Spec.Version) {
 		return nil
@@ -108,7 +108,7 @@ func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregis
 // checkRemote writes into the status of a remote APIService whether its server can be reached. No event says when a
 // server becomes reachable or unreachable, so the task runs again after a while. Processes that forward requests do not
 // need the status.
-func (l *Lifecycle) checkRemote(ctx context.Context, t task) error {
+func (l *life) checkRemote(ctx context.Context, t task) error {
 	service, err := l.registrations.APIServices().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -119,7 +119,7 @@ func (l *Lifecycle) checkRemote(ctx context.Context, t task) error {
 	if service.Spec.Service == nil {
 		return nil
 	}
-	condition, err := l.config.Server.CheckRemote(ctx, service)
+	condition, err := l.server.CheckRemote(ctx, service)
 	if err != nil { // the status stays unchanged, since it may still be true
 		return fmt.Errorf("check the server of APIService %q: %w", t.name, err)
 	}

@@ -31,11 +31,11 @@ type knownDeletion struct {
 
 // because returns a context whose writes name the cause of an object's deletion, if the cause is known. The object is
 // being deleted or is gone. Without a uid, the object is the last object of its name.
-func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.Context, error) {
+func (l *life) because(ctx context.Context, o dependents.Object) (context.Context, error) {
 	known, ok := l.deletions.Get(o)
 	if !ok {
 		var err error
-		if known.cause, _, err = l.config.Server.Deletion(ctx, o); err != nil {
+		if known.cause, _, err = l.server.Deletion(ctx, o); err != nil {
 			return ctx, err
 		}
 		if o.UID != "" {
@@ -49,7 +49,7 @@ func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.C
 }
 
 // deletionOfOwner looks up the deletion of an owner that a dependent in the namespace names.
-func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference, namespace string) (knownDeletion, error) {
+func (l *life) deletionOfOwner(ctx context.Context, r metav1.OwnerReference, namespace string) (knownDeletion, error) {
 	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
 		return knownDeletion{}, err
@@ -63,7 +63,7 @@ func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference
 	}
 	var d knownDeletion
 	var was bool
-	if d.cause, was, err = l.config.Server.Deletion(ctx, o); err != nil {
+	if d.cause, was, err = l.server.Deletion(ctx, o); err != nil {
 		return d, err
 	}
 	if !was && namespaced {
@@ -79,7 +79,7 @@ func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference
 
 // reportOwner writes the Event with which upstream's collector reports an owner that is not in the namespace of its
 // dependent. The Event's name is always the same, so repeated looks do not write a second Event.
-func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata, owner metav1.OwnerReference) error {
+func (l *life) reportOwner(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata, owner metav1.OwnerReference) error {
 	kind, err := l.kinds.mapper.KindFor(resource)
 	if err != nil {
 		return fmt.Errorf("find the kind of %s: %w", resource, err)

@@ -46,7 +46,7 @@ const clockAttempts = 10
 // now returns the log's time (invariant 12). It appends an event and returns that event's time, because nothing else in
 // an idle log shows that time has passed.
 func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
-	key := eventlog.Key{Cluster: l.config.Cell.Cluster, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
+	key := eventlog.Key{Cluster: main, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
 	for try := 0; ; try++ {
 		view, err := l.config.Cell.Projection.Latest(ctx)
 		if err != nil {

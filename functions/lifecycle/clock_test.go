@@ -59,7 +59,7 @@ func (c *slowConn) Read(b []byte) (int, error) {
 }
 
 // behindTheClock returns a Lifecycle without an API. The clock of its log is behind the clock of this process.
-func behindTheClock(t *testing.T, c Config) *Lifecycle {
+func behindTheClock(t *testing.T, c Config) *life {
 	t.Helper()
 	s := eventlogtest.Run(t, t.TempDir())
 	conn, err := nats.Connect(s.ClientURL(), nats.SetCustomDialer(slowClock{}))
@@ -68,8 +68,8 @@ func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
-	c.Cell, c.Server = kubestore.Cell{Log: log, Projection: p, Cluster: "main"}, reached{client: &rest.Config{Host: "127.0.0.1:1"}}
-	l, err := New(c)
+	c.Cell, c.Servers = kubestore.Cell{Log: log, Projection: p, Cluster: "main"}, Only("main", reached{client: &rest.Config{Host: "127.0.0.1:1"}})
+	l, err := New(c).of(t.Context(), "main")
 	require.NoError(t, err)
 	return l
 }

@@ -23,7 +23,7 @@ import (
 
 // emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then removes its finalizer. It
 // replaces upstream's finalizing controller. That controller polls; this task returns, and an event makes it run again.
-func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
+func (l *life) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		l.remember(t, false)
@@ -41,7 +41,7 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	if ctx, err = l.because(ctx, dependents.Object{Group: definitionGroup, Resource: "customresourcedefinitions", Name: t.name, UID: definition.UID}); err != nil {
 		return err
 	}
-	pending, err := l.pendingCreates(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
+	pending, err := l.pendingCreates(ctx, eventlog.Key{Cluster: l.cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
 	if err != nil {
 		return err
 	}
@@ -67,9 +67,9 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 // offerNames writes again all definitions of the group that were refused a name: a definition that was deleted or
 // changed may have freed that name. The names of a definition are decided in each write of the definition. A write that
 // changes nothing appends no event.
-func (l *Lifecycle) offerNames(ctx context.Context, t task) error {
+func (l *life) offerNames(ctx context.Context, t task) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
-	all, err := l.config.Server.Definitions(ctx)
+	all, err := l.server.Definitions(ctx)
 	if err != nil {
 		return fmt.Errorf("list definitions: %w", err)
 	}
@@ -92,7 +92,7 @@ func (l *Lifecycle) offerNames(ctx context.Context, t task) error {
 // deleteInstances deletes every instance from storage, as upstream does. So no version needs to be served, and no
 // webhook is called. deleteInstances returns upstream's condition for the result. The error is nil only if no instance
 // is left.
-func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
+func (l *life) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
 	}
@@ -120,13 +120,13 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 // namespacesOf returns the namespaces that have instances. The instances of a resource without namespaces are in "".
 // namespacesOf does not decode the instances. An old definition may have the name of a built-in resource and share the
 // prefix of that resource. The objects of the built-in resource are recognised by their encoding.
-func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
+func (l *life) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	namespaces := map[string]bool{}
-	start := l.config.Cell.Cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
+	start := l.cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
 	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, err
@@ -138,9 +138,9 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 	return namespaces, nil
 }
 
-func (l *Lifecycle) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
+func (l *life) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
 	ctx = customresources.Emptying(ctx, definition.UID) // the definition may be gone by now, or made again
-	instances, err := l.config.Server.Instances(definition)
+	instances, err := l.server.Instances(definition)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func terminating(status apiextensionsv1.ConditionStatus, reason, message string)
 
 // setCondition writes the condition. If finish is set, the same write removes the finalizer. If the definition is gone
 // or would not change, setCondition does nothing.
-func (l *Lifecycle) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
+func (l *life) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		definition, err := definitions.Get(ctx, name, metav1.GetOptions{})

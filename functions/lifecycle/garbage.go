@@ -39,9 +39,9 @@ func collectTaskOf(o dependents.Object) task {
 }
 
 // garbageOfState returns the tasks of objects that wait for their dependents, and of all owners that dependents name.
-func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) ([]task, error) {
+func (l *life) garbageOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	var tasks []task
-	objects, err := dependents.AllCollecting(ctx, view, l.config.Cell.Cluster)
+	objects, err := dependents.AllCollecting(ctx, view, l.cluster)
 	if err != nil {
 		return nil, fmt.Errorf("look for objects that wait for their dependents: %w", err)
 	}
@@ -49,7 +49,7 @@ func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) (
 		tasks = append(tasks, collectTaskOf(o))
 	}
 	last := types.UID("")
-	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
+	for r, err := range dependents.All(ctx, view, l.cluster) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
 		}
@@ -64,7 +64,7 @@ func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) (
 // garbageOf returns the tasks of an event. A deleted owner leaves its dependents behind. A new reference may name an
 // owner that is already gone. A removed reference may be the last reference that its owner waited for. A new kind may
 // be the kind that a reference names.
-func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
+func (l *life) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
 	switch {
 	case isOwn(e.Key, dependents.References):
 		return l.tasksOfReference(ctx, e)
@@ -79,7 +79,7 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	case e.Op != eventlog.Deleted || e.Key.Group == ownGroup || len(e.Body) == 0:
 		return nil, nil
 	}
-	uid, err := l.config.Server.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
+	uid, err := l.server.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
 	if err != nil {
 		// The object's uid cannot be read. The object's dependents are found when the lifecycle starts again.
 		slog.WarnContext(ctx, "a deleted object cannot be read, so its dependents may stay", "key", e.Key.Path(), "error", err)
@@ -101,7 +101,7 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 }
 
 // tasksOfReference returns the tasks of a reference that is new, has changed or was removed.
-func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]task, error) {
+func (l *life) tasksOfReference(ctx context.Context, e eventlog.Event) ([]task, error) {
 	r, err := dependents.ReferenceOf(e.Body)
 	if err != nil {
 		return nil, err
@@ -130,14 +130,14 @@ func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]t
 func changesKinds(k eventlog.Key) bool { return isDefinition(k) || isAPIService(k) }
 
 // lookAtOwner returns the tasks of the dependents that their owner does not keep alive.
-func (l *Lifecycle) lookAtOwner(ctx context.Context, t task) ([]task, error) {
+func (l *life) lookAtOwner(ctx context.Context, t task) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []task
 	keeps := map[string]bool{} // by the reference to the owner, since dependents may name the owner in different ways
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, types.UID(t.name)) {
+	for r, err := range dependents.Of(ctx, view, l.cluster, types.UID(t.name)) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
 		}
@@ -162,7 +162,7 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, t task) ([]task, error) {
 
 // collect takes the step that an object's owners, or the object's own deletion, require. It returns the tasks that
 // follow.
-func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
+func (l *life) collect(ctx context.Context, t task) ([]task, error) {
 	more, err := l.look(ctx, t)
 	if errors.Is(err, errUnknown) && l.awaitKinds(t) {
 		more, err = l.look(ctx, t) // the kind may have been served before this task began to wait for it
@@ -174,7 +174,7 @@ func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
 	return more, err
 }
 
-func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
+func (l *life) look(ctx context.Context, t task) ([]task, error) {
 	o := dependents.Object{Group: t.group, Resource: t.resource, Namespace: t.namespace, Name: t.name}
 	resource, err := l.resourceOf(o)
 	if err != nil {
@@ -204,7 +204,7 @@ func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
 }
 
 // awaitKinds makes a task run again when kinds change. It returns false if the task is waiting already.
-func (l *Lifecycle) awaitKinds(t task) bool {
+func (l *life) awaitKinds(t task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	was := l.unknown[t]
@@ -212,10 +212,14 @@ func (l *Lifecycle) awaitKinds(t task) bool {
 	return !was
 }
 
-// awaitingKinds returns the tasks that wait for kinds to change.
-func (l *Lifecycle) awaitingKinds() []task {
+// awaitingKinds returns the tasks that wait for kinds to change. A life that was made after the last look at the state
+// does not know them, so then the state is read.
+func (l *life) awaitingKinds() []task {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.hasRead {
+		return []task{{kind: stateTask}}
+	}
 	tasks := slices.Collect(maps.Keys(l.unknown))
 	clear(l.unknown)
 	return tasks
@@ -230,7 +234,7 @@ func deletesDependents(o metav1.Object) bool {
 // looked up, regardless of the other owners.
 //
 // The cause of the object's deletion is the latest deletion of one of its owners.
-func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata) error {
+func (l *life) judge(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata) error {
 	client := l.metadata.Resource(resource).Namespace(item.Namespace)
 	var kept []metav1.OwnerReference
 	var cause eventlog.Cause
@@ -300,19 +304,19 @@ func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResou
 // breakCircle stops an object from blocking the deletions of its owners, if one of the object's own dependents is
 // collecting, too. Otherwise objects that own each other would wait for ever. breakCircle returns the object in its new
 // state.
-func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
+func (l *life) breakCircle(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+	for r, err := range dependents.Of(ctx, view, l.cluster, item.UID) {
 		if err != nil {
 			return nil, err
 		}
 		if r.Dependent.UID == "" {
 			continue
 		}
-		_, waits, err := dependents.Collecting(ctx, view, l.config.Cell.Cluster, r.Dependent.UID)
+		_, waits, err := dependents.Collecting(ctx, view, l.cluster, r.Dependent.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -331,12 +335,12 @@ func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInt
 }
 
 // hasDependent says whether 'such' is true of any dependent's reference to the owner.
-func (l *Lifecycle) hasDependent(ctx context.Context, owner types.UID, such func(metav1.OwnerReference) bool) (bool, error) {
+func (l *life) hasDependent(ctx context.Context, owner types.UID, such func(metav1.OwnerReference) bool) (bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return false, err
 	}
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, owner) {
+	for r, err := range dependents.Of(ctx, view, l.cluster, owner) {
 		if err != nil {
 			return false, fmt.Errorf("look for dependents: %w", err)
 		}
@@ -354,17 +358,17 @@ func blocks(r metav1.OwnerReference) bool {
 
 // deleteDependents begins or continues a foreground deletion. It returns the tasks of the dependents, except dependents
 // that wait for dependents of their own: these already have tasks.
-func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
+func (l *life) deleteDependents(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []task
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+	for r, err := range dependents.Of(ctx, view, l.cluster, item.UID) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
 		}
-		_, waits, err := dependents.Collecting(ctx, view, l.config.Cell.Cluster, r.Dependent.UID)
+		_, waits, err := dependents.Collecting(ctx, view, l.cluster, r.Dependent.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -376,7 +380,7 @@ func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.Resour
 }
 
 // finish ends a foreground deletion once no dependent blocks it.
-func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+func (l *life) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
 	blocked, err := l.hasDependent(ctx, item.UID, blocks)
 	if err != nil || blocked {
 		return err
@@ -385,14 +389,14 @@ func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterfac
 }
 
 // orphan removes the references to an object from the object's dependents, and then lets the object be deleted.
-func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+func (l *life) orphan(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return err
 	}
 	running, limited := errgroup.WithContext(ctx)
 	running.SetLimit(workers)
-	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+	for r, err := range dependents.Of(ctx, view, l.cluster, item.UID) {
 		if err != nil {
 			return errors.Join(err, running.Wait())
 		}
@@ -405,7 +409,7 @@ func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterfac
 }
 
 // leaveOwner removes an owner from a dependent's owners.
-func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) error {
+func (l *life) leaveOwner(ctx context.Context, r dependents.Reference) error {
 	resource, err := l.resourceOf(r.Dependent)
 	if err != nil {
 		return err
@@ -460,7 +464,7 @@ var errUnknown = errors.New("the kind is not served, or its objects have a names
 var errElsewhere = fmt.Errorf("%w: nobody can tell in which", errUnknown)
 
 // mappingOf finds the resource of an owner, and whether the owner has a namespace.
-func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMapping, namespaced bool, err error) {
+func (l *life) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMapping, namespaced bool, err error) {
 	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
 	mapping, err = retryMapping(l, func() (*meta.RESTMapping, error) { return l.kinds.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
 	if err != nil {
@@ -471,7 +475,7 @@ func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMappin
 
 // owner reads the owner that a dependent in the namespace names. It returns nil if there is no such object, or only an
 // object of that name with another uid.
-func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
+func (l *life) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
 	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
 		return nil, err
@@ -495,7 +499,7 @@ func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespac
 
 // get reads an object, and returns nil if the object does not exist. A resource that is no longer served is an error:
 // its objects may be served in another version.
-func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, name string) (*metav1.PartialObjectMetadata, error) {
+func (l *life) get(ctx context.Context, client metadata.ResourceInterface, name string) (*metav1.PartialObjectMetadata, error) {
 	object, err := client.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
@@ -508,7 +512,7 @@ func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, 
 }
 
 // resourceOf chooses a version in which the object's resource is served.
-func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource, error) {
+func (l *life) resourceOf(o dependents.Object) (schema.GroupVersionResource, error) {
 	if o.Group == "" { // to the mapper an empty group means any group
 		return corev1.SchemeGroupVersion.WithResource(o.Resource), nil
 	}
@@ -523,7 +527,7 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 
 // retryMapping asks the mapper, and asks once more after clearing the mapper's cache, since a kind may be new. It
 // returns errUnknown if the kind is not served.
-func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
+func retryMapping[T any](l *life, ask func() (T, error)) (T, error) {
 	found, err := ask()
 	if meta.IsNoMatchError(err) {
 		l.kinds.forget()
@@ -537,14 +541,14 @@ func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 
 // judgeDependents looks at all objects that name owners of a kind whose definition is about to be deleted. After the
 // definition's deletion, these owners could not be looked up any more.
-func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) error {
+func (l *life) judgeDependents(ctx context.Context, kind schema.GroupKind) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return err
 	}
 	running, limited := errgroup.WithContext(kubestore.WithController(ctx, garbageCollector))
 	running.SetLimit(workers)
-	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
+	for r, err := range dependents.All(ctx, view, l.cluster) {
 		if err != nil {
 			return errors.Join(err, running.Wait())
 		}

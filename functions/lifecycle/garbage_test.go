@@ -118,7 +118,7 @@ func TestDefaultsAreGivenBack(t *testing.T) {
 		m, err := client.ConfigMaps("n").Get(context.Background(), "kube-root-ca.crt", metav1.GetOptions{})
 		return err == nil && m.Data["ca.crt"] == "CERTIFICATE"
 	}
-	c.restart(func(config *Config) { config.Server = certified{config.Server} })
+	c.restart(func(config *Config) { config.through(func(s Server) Server { return certified{s} }) })
 	c.run()
 	c.eventually(func() bool { return account() && certificate() }, "found by state")
 	require.NoError(t, client.ServiceAccounts("n").Delete(t.Context(), "default", metav1.DeleteOptions{}))

@@ -6,26 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -58,9 +49,12 @@ type Server interface {
 
 // Config of a Lifecycle.
 type Config struct {
-	// Cell is the cell whose log is followed.
-	Cell   kubestore.Cell
-	Server Server
+	// Cell is the cell whose log is followed. The lifecycle is for all of its clusters, whichever cluster it names.
+	Cell kubestore.Cell
+	// Servers returns the server of a cluster, or ErrNoCluster. It is called when a cluster that was quiet has work,
+	// and after a task has failed, so it should remember the servers of busy clusters. The lifecycle keeps a server
+	// until its cluster has been quiet for some minutes.
+	Servers func(ctx context.Context, cluster string) (Server, error)
 	// Settle is how long after the beginning of a namespace's termination a create may still be appended in that
 	// namespace; 2 s by default. A create reads the namespace from the view on which the create is based, and that view
 	// is no older than kubestore.Staleness; the rest of the time is for the message. A namespace is finalized only if
@@ -75,29 +69,15 @@ type Config struct {
 	ServerOnly bool
 }
 
-// Lifecycle runs tasks. It is safe for concurrent use. Any number of processes may run a Lifecycle.
+// Lifecycle runs the tasks of all clusters of a cell. It is safe for concurrent use. Any number of processes may run a
+// Lifecycle.
 type Lifecycle struct {
-	config     Config
-	client     kubernetes.Interface
-	extensions apiextensionsclient.Interface
-	dynamic    dynamic.Interface
-	// metadata is a client for all objects, including the objects of remote servers (remote.go).
-	metadata metadata.Interface
-	kinds    servedKinds
-	// gone has uids of owners whose deletion was seen. No other object ever gets such a uid.
-	gone *lru.Cache[types.UID, struct{}]
-	// deletions has the deletions that were looked up. They never change.
-	deletions *lru.Cache[dependents.Object, knownDeletion]
-	// registrations is a client for APIServices.
-	registrations apiregistrationclient.ApiregistrationV1Interface
+	config Config
+	// mortal has the clusters that may have objects with a TTL.
+	mortal mortals
 
-	mu sync.Mutex
-	// terminating has the namespaces, definitions, claims and classes that wait until something is gone. Without this
-	// map Run would have to find out for each deletion in the log whether anything waits for that deletion. The map can
-	// be rebuilt from the state.
-	terminating map[task]bool // by mu
-	// unknown has the tasks that wait until a kind is served. This map can be rebuilt from the state, too.
-	unknown map[task]bool // by mu
+	keeping sync.Mutex
+	lives   map[string]*life // by keeping; by cluster
 }
 
 const (
@@ -105,48 +85,14 @@ const (
 	workers = 8
 	// taskTimeout bounds one run of a task.
 	taskTimeout = 5 * time.Minute
-	// keptOwners is how many deleted owners, and how many deletions, are remembered. Other deletions are looked up
-	// again.
-	keptOwners = 1000
 )
 
 // New returns a Lifecycle. It reads nothing and starts nothing.
-func New(c Config) (*Lifecycle, error) {
+func New(c Config) *Lifecycle {
 	if c.Settle == 0 {
 		c.Settle = 2 * kubestore.Staleness
 	}
-	// Warnings about deprecated resources are meant for people who use them, and the lifecycle deletes objects of every
-	// resource.
-	client := c.Server.Loopback()
-	client.WarningHandler = rest.NoWarnings{}
-	l := &Lifecycle{config: c, terminating: map[task]bool{}, unknown: map[task]bool{}}
-	var err error
-	l.client, err = kubernetes.NewForConfig(client)
-	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
-	}
-	l.extensions, err = apiextensionsclient.NewForConfig(client)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of definitions: %w", err)
-	}
-	l.dynamic, err = dynamic.NewForConfig(client)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of objects: %w", err)
-	}
-	all := rest.CopyConfig(client)
-	all.Wrap(func(next http.RoundTripper) http.RoundTripper { return guarded{next, l} })
-	l.metadata, err = metadata.NewForConfig(all)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of metadata: %w", err)
-	}
-	l.gone, _ = lru.New[types.UID, struct{}](keptOwners) // fails only for a size below one
-	l.deletions, _ = lru.New[dependents.Object, knownDeletion](keptOwners)
-	l.kinds.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
-	l.registrations, err = apiregistrationclient.NewForConfig(client)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of APIServices: %w", err)
-	}
-	return l, nil
+	return &Lifecycle{config: c, lives: map[string]*life{}}
 }
 
 // notYetError says that a task has done all it can for now.
@@ -173,6 +119,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		running.Go(func() { l.work(withRemotes(ctx), q.remote, q) })
 		running.Go(func() { l.work(ctx, q.checks, q) })
 	}
+	running.Go(func() { l.work(ctx, q.states, q) }) // one state after the other
 	running.Go(func() { l.expire(ctx) })
 	for try := 0; ; try++ {
 		began := time.Now()
@@ -206,12 +153,9 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	if err != nil {
 		return err
 	}
-	tasks, err := l.tasksOfState(ctx, view)
-	if err != nil {
+	l.mortal.addAll()
+	if err := l.queueStates(ctx, view, q); err != nil {
 		return err
-	}
-	for _, t := range tasks {
-		q.of(t).Add(t)
 	}
 	after := view.Revision()
 	return l.config.Cell.Projection.Follow(ctx, after, func(ctx context.Context, v *projection.View) error {
@@ -219,10 +163,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 			if err != nil {
 				return err
 			}
-			if e.Key.Cluster != l.config.Cell.Cluster {
-				continue
-			}
-			if err := l.queueEvent(ctx, e, func(t task, after time.Duration) { q.of(t).AddAfter(t, after) }); err != nil {
+			if err := l.dispatch(ctx, v, e, q); err != nil {
 				return err
 			}
 		}
@@ -231,9 +172,77 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	})
 }
 
+// queueStates queues the tasks that main's state asks for, and for each other cluster a task that reads its state.
+//
+// With N other clusters a start reads their names here, some hundred bytes each, which wait in memory. Then it reads N
+// states, one after the other, although nearly all of them ask for nothing: what a branch inherits is read again for
+// each branch.
+func (l *Lifecycle) queueStates(ctx context.Context, view *projection.View, q queues) error {
+	for cluster, err := range allClusters(ctx, view) {
+		if err != nil {
+			return fmt.Errorf("look for clusters: %w", err)
+		}
+		t := queued{cluster, task{kind: stateTask}}
+		if cluster != main {
+			q.states.Add(t)
+			continue
+		}
+		tasks, err := l.perform(ctx, t) // at once: main does not wait for other clusters
+		if err != nil && !errors.Is(err, ErrNoCluster) {
+			return err
+		}
+		for _, next := range tasks {
+			q.add(cluster, next)
+		}
+	}
+	return nil
+}
+
+// dispatch queues the tasks of an event. The view is not older than the event.
+func (l *Lifecycle) dispatch(ctx context.Context, v *projection.View, e eventlog.Event, q queues) error {
+	cluster := e.Key.Cluster
+	switch {
+	case e.Op == eventlog.Barrier:
+		return nil
+	case e.Key == projection.BranchKey(e.Key.Name):
+		return l.beginOrEnd(ctx, v, e.Key, q)
+	case e.TTL > 0:
+		l.mortal.add(cluster)
+	}
+	one, err := l.of(ctx, cluster)
+	if err == nil {
+		err = one.queueEvent(ctx, e, func(t task, after time.Duration) { q.of(t).AddAfter(queued{cluster, t}, after) })
+		l.done(one)
+	}
+	switch {
+	case err == nil || errors.Is(err, ErrNoCluster):
+		return nil
+	case cluster == main || ctx.Err() != nil:
+		return err
+	}
+	// The cluster must not hold up the others. Its state shows the work that the event asked for.
+	slog.WarnContext(ctx, "an event was not understood; its cluster is read again", "cluster", cluster, "revision", e.Revision, "error", err)
+	q.states.AddRateLimited(queued{cluster, task{kind: stateTask}})
+	return nil
+}
+
+// beginOrEnd handles the event of a branch's row.
+func (l *Lifecycle) beginOrEnd(ctx context.Context, v *projection.View, row eventlog.Key, q queues) error {
+	_, exists, err := v.Get(ctx, row.RowKey(), v.Revision())
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for branch '%s': %w", row.Name, err)
+	case exists:
+		q.states.Add(queued{row.Name, task{kind: stateTask}})
+	default:
+		l.drop(row.Name) // its queued tasks find no server, and end
+	}
+	return nil
+}
+
 // queueEvent queues the tasks of an event, except tasks for objects that do not wait for the event. It delays tasks
 // that a burst of deletions may repeat, so that one run is enough for the whole burst.
-func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
+func (l *life) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
 	if changesKinds(e.Key) {
 		l.kinds.changed()
 	}
@@ -287,12 +296,15 @@ func (l *Lifecycle) work(ctx context.Context, q queue, all queues) {
 }
 
 // run runs one task of a queue and decides when, and in which queue, the task is tried again.
-func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
+func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t queued) {
+	if t.kind == stateTask {
+		all.awaitRoom(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, taskTimeout)
 	defer cancel()
-	more, err := l.do(ctx, t)
+	more, err := l.perform(ctx, t)
 	for _, next := range more {
-		all.of(next).Add(next)
+		all.add(t.cluster, next)
 	}
 	var notYet *notYetError
 	switch {
@@ -307,6 +319,8 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 		slog.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
 		q.AddAfter(t, pause(notYet.After))
+	case errors.Is(err, ErrNoCluster) || l.hasEnded(ctx, t.cluster):
+		q.Forget(t)
 	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps another collector's
 		slog.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)
 		q.AddRateLimited(t)
@@ -317,17 +331,27 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 	}
 }
 
+// perform runs a task once. It returns the tasks of the same cluster that follow from that run.
+func (l *Lifecycle) perform(ctx context.Context, t queued) ([]task, error) {
+	one, err := l.of(ctx, t.cluster)
+	if err != nil {
+		return nil, err
+	}
+	defer l.done(one)
+	return one.do(ctx, t.task)
+}
+
 // jitter adds up to half of d.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
-func (l *Lifecycle) isTerminating(t task) bool {
+func (l *life) isTerminating(t task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.terminating[t]
 }
 
 // remember must be called before the caller looks at the content of t, so that no later deletion goes unnoticed.
-func (l *Lifecycle) remember(t task, terminating bool) {
+func (l *life) remember(t task, terminating bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if terminating {

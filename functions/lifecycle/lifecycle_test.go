@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 // cluster is a new cell with its API.
 type cluster struct {
 	*testing.T
-	*Lifecycle
+	*life
 	server *apiserver.Server
 	cell   kubestore.Cell
 	custom dynamic.Interface
@@ -82,13 +82,25 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 
 // restart replaces the Lifecycle by a new Lifecycle, which remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Server: c.server, AwaitWriters: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Servers: Only("main", c.server), AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
 	var err error
-	c.Lifecycle, err = New(config)
+	c.life, err = New(config).of(c.Context(), "main")
 	require.NoError(c, err)
+}
+
+// through changes the servers of a Lifecycle.
+func (c *Config) through(change func(Server) Server) {
+	servers := c.Servers
+	c.Servers = func(ctx context.Context, cluster string) (Server, error) {
+		server, err := servers(ctx, cluster)
+		if err != nil {
+			return nil, err
+		}
+		return change(server), nil
+	}
 }
 
 // run runs the Lifecycle until the returned function is called or the test ends.
@@ -697,12 +709,14 @@ func TestRemotesAreChecked(t *testing.T) {
 	condition := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "MissingEndpoints"}
 	checks, unread := 0, error(nil)
 	c := newCluster(t, func(config *Config) {
-		config.Server = checking{config.Server, func(s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
-			require.Equal(t, "v1.remote.example", s.Name)
-			checks++
-			condition.Message = fmt.Sprint("look ", checks)
-			return condition, unread
-		}}
+		config.through(func(s Server) Server {
+			return checking{s, func(s *apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
+				require.Equal(t, "v1.remote.example", s.Name)
+				checks++
+				condition.Message = fmt.Sprint("look ", checks)
+				return condition, unread
+			}}
+		})
 	})
 	services := c.registrations.APIServices()
 	remote := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.remote.example"}, Spec: apiregistrationv1.APIServiceSpec{

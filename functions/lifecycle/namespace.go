@@ -28,7 +28,7 @@ const remainingInterval = time.Minute
 
 // emptyNamespace deletes the content of a terminating namespace and then removes the namespace's finalizer. It calls
 // the code of upstream's controller.
-func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
+func (l *life) emptyNamespace(ctx context.Context, t task) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, t.namespace, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("get namespace %q: %w", t.namespace, err)
@@ -93,7 +93,7 @@ func (n heldNamespaces) Finalize(ctx context.Context, namespace *corev1.Namespac
 // namespacedResources asks the API for its namespaced resources, including custom resources. The error 'incomplete'
 // names the groups whose discovery failed. An empty answer is an error here, because upstream's deleter would end the
 // process on an empty answer.
-func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, incomplete, err error) {
+func (l *life) namespacedResources() (served []*metav1.APIResourceList, incomplete, err error) {
 	served, err = l.client.Discovery().ServerPreferredNamespacedResources()
 	if len(served) == 0 {
 		return nil, nil, errors.Join(errors.New("discover namespaced resources: there are none"), err)
@@ -107,7 +107,7 @@ func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, inc
 // deleteLostPods deletes pods that are bound to a node which does not exist. These pods get no grace period, because no
 // kubelet will ever report their end. Upstream's pod garbage collector does the same. Pods of nodes that exist, real or
 // simulated, keep their grace period.
-func (l *Lifecycle) deleteLostPods(ctx context.Context, namespace string) error {
+func (l *life) deleteLostPods(ctx context.Context, namespace string) error {
 	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
@@ -140,12 +140,12 @@ func (l *Lifecycle) deleteLostPods(ctx context.Context, namespace string) error 
 }
 
 // namespaceKey is the key of a namespace.
-func (l *Lifecycle) namespaceKey(name string) eventlog.Key {
-	return eventlog.Key{Cluster: l.config.Cell.Cluster, Resource: "namespaces", Prefix: "/namespaces", Name: name}
+func (l *life) namespaceKey(name string) eventlog.Key {
+	return eventlog.Key{Cluster: l.cluster, Resource: "namespaces", Prefix: "/namespaces", Name: name}
 }
 
 // isLeftover says whether the event added an object to a namespace that is gone. It costs one read of a view.
-func (l *Lifecycle) isLeftover(ctx context.Context, e eventlog.Event) bool {
+func (l *life) isLeftover(ctx context.Context, e eventlog.Event) bool {
 	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
 	if err != nil {
 		return true // the task looks again
@@ -160,10 +160,10 @@ const seekAfter = 100
 
 // leftoversOfState returns a task for every namespace that has objects but does not exist. It reads only a few objects
 // of each kind in each namespace.
-func (l *Lifecycle) leftoversOfState(ctx context.Context, view *projection.View) ([]task, error) {
+func (l *life) leftoversOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	exists := map[string]bool{"": true}
 	var tasks []task
-	start := l.config.Cell.Cluster + "/"
+	start := l.cluster + "/"
 	end := projection.PrefixEnd(start)
 	for start != "" {
 		from := start
@@ -201,7 +201,7 @@ func (l *Lifecycle) leftoversOfState(ctx context.Context, view *projection.View)
 
 // deleteLeftovers deletes everything in a namespace that does not exist. The objects come from requests that saw the
 // namespace, and whose messages were held up in a stalled log until the namespace had been finalized.
-func (l *Lifecycle) deleteLeftovers(ctx context.Context, t task) error {
+func (l *life) deleteLeftovers(ctx context.Context, t task) error {
 	_, err := l.client.CoreV1().Namespaces().Get(ctx, t.namespace, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		return err
@@ -237,15 +237,15 @@ func isDefault(k eventlog.Key) bool {
 }
 
 // lacksDefaults says whether a namespace lacks an object that every namespace has. It reads at most two rows.
-func (l *Lifecycle) lacksDefaults(ctx context.Context, view *projection.View, namespace string) (bool, error) {
-	for _, d := range namespaces.Defaults(namespace, l.config.Server.RootCA()) {
-		key := eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/" + d.Resource.Resource, Namespace: namespace, Name: d.Object.GetName()}
+func (l *life) lacksDefaults(ctx context.Context, view *projection.View, namespace string) (bool, error) {
+	for _, d := range namespaces.Defaults(namespace, l.server.RootCA()) {
+		key := eventlog.Key{Cluster: l.cluster, Prefix: "/" + d.Resource.Resource, Namespace: namespace, Name: d.Object.GetName()}
 		row, found, err := view.Get(ctx, key.RowKey(), view.Revision())
 		if err != nil {
 			return false, fmt.Errorf("look at what namespace '%s' has: %w", namespace, err)
 		}
 		_, certificate := d.Object.(*corev1.ConfigMap)
-		if !found || certificate && !bytes.Contains(row.Value, l.config.Server.RootCA()) { // the task decrypts the value if needed
+		if !found || certificate && !bytes.Contains(row.Value, l.server.RootCA()) { // the task decrypts the value if needed
 			return true, nil
 		}
 	}
@@ -253,7 +253,7 @@ func (l *Lifecycle) lacksDefaults(ctx context.Context, view *projection.View, na
 }
 
 // giveDefaults creates the objects that every namespace has.
-func (l *Lifecycle) giveDefaults(ctx context.Context, t task) error {
+func (l *life) giveDefaults(ctx context.Context, t task) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, t.namespace, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && namespace.DeletionTimestamp != nil {
 		return nil
@@ -261,7 +261,7 @@ func (l *Lifecycle) giveDefaults(ctx context.Context, t task) error {
 	if err != nil {
 		return fmt.Errorf("get namespace '%s': %w", t.namespace, err)
 	}
-	for _, d := range namespaces.Defaults(t.namespace, l.config.Server.RootCA()) {
+	for _, d := range namespaces.Defaults(t.namespace, l.server.RootCA()) {
 		switch wanted := d.Object.(type) {
 		case *corev1.ServiceAccount:
 			_, err = l.client.CoreV1().ServiceAccounts(t.namespace).Create(ctx, wanted, metav1.CreateOptions{})
@@ -276,7 +276,7 @@ func (l *Lifecycle) giveDefaults(ctx context.Context, t task) error {
 }
 
 // publish creates the ConfigMap, or corrects its content.
-func (l *Lifecycle) publish(ctx context.Context, wanted *corev1.ConfigMap) error {
+func (l *life) publish(ctx context.Context, wanted *corev1.ConfigMap) error {
 	client := l.client.CoreV1().ConfigMaps(wanted.Namespace)
 	has, err := client.Get(ctx, wanted.Name, metav1.GetOptions{})
 	switch {

@@ -37,35 +37,75 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks, err := l.tasksOfState(ctx, view)
-	if err != nil {
-		return nil, err
+	var failed []error
+	for cluster, err := range allClusters(ctx, view) { // each in turn, which costs what a start of Run costs
+		if err != nil {
+			return nil, fmt.Errorf("look for clusters: %w", err)
+		}
+		waits, failures, err := l.onceIn(ctx, cluster)
+		switch {
+		case err == nil || errors.Is(err, ErrNoCluster):
+		case cluster == main || ctx.Err() != nil:
+			return nil, err
+		default: // a cluster that cannot be read does not hold up the others
+			failures = append(failures, err)
+		}
+		for _, w := range waits {
+			left = append(left, in(cluster)+w)
+		}
+		for _, f := range failures {
+			failed = append(failed, fmt.Errorf("%s%w", in(cluster), f))
+		}
 	}
-	o := once{Lifecycle: l, next: map[task]bool{}, waiting: map[task]*notYetError{}, failures: map[task]int{}, failed: map[task]error{}}
+	_, err = l.Expire(ctx)
+	return left, errors.Join(append(failed, err)...)
+}
+
+// in begins a line about a cluster. Lines about main do not name it.
+func in(cluster string) string {
+	if cluster == main {
+		return ""
+	}
+	return "in cluster '" + cluster + "': "
+}
+
+// onceIn is Once for one cluster, without expiry.
+func (l *Lifecycle) onceIn(ctx context.Context, cluster string) (left []string, failures []error, err error) {
+	one, err := l.of(ctx, cluster)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.done(one)
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	tasks, err := one.tasksOfState(ctx, view)
+	if err != nil {
+		return nil, nil, err
+	}
+	o := once{life: one, next: map[task]bool{}, waiting: map[task]*notYetError{}, failures: map[task]int{}, failed: map[task]error{}}
 	for _, t := range tasks {
 		o.next[t] = true
 	}
 	for more, everybody := true, true; more; everybody = false {
 		if err := o.round(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if view, err = o.follow(ctx, view, everybody); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if more, err = o.wait(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	if left, err = o.left(ctx, view); err != nil {
-		return nil, err
-	}
-	_, err = l.Expire(ctx)
-	return left, errors.Join(append(slices.Collect(maps.Values(o.failed)), err)...)
+	left, err = o.left(ctx, view)
+	return left, slices.Collect(maps.Values(o.failed)), err
 }
 
-// once is one call of Once.
+// once is the part of a call of Once that is for one cluster.
 type once struct {
-	*Lifecycle
+	*life
 	mu       sync.Mutex
 	next     map[task]bool         // by mu; tasks of the next round
 	waiting  map[task]*notYetError // by mu
@@ -131,7 +171,7 @@ func (o *once) follow(ctx context.Context, view *projection.View, everybody bool
 		if err != nil {
 			return nil, fmt.Errorf("read the events after revision %d: %w", view.Revision(), err)
 		}
-		if e.Key.Cluster != o.config.Cell.Cluster || !everybody && e.Author.User != author.User {
+		if e.Key.Cluster != o.cluster || !everybody && e.Author.User != author.User {
 			continue
 		}
 		if err := o.queueEvent(ctx, e, func(t task, _ time.Duration) { o.next[t] = true }); err != nil {
@@ -166,7 +206,7 @@ func (o *once) wait(ctx context.Context) (more bool, err error) {
 // left says which tasks and objects still wait.
 func (o *once) left(ctx context.Context, view *projection.View) ([]string, error) {
 	var left []string
-	o.Lifecycle.mu.Lock()
+	o.life.mu.Lock()
 	for t := range o.terminating {
 		switch t.kind {
 		case claimTask:
@@ -175,13 +215,13 @@ func (o *once) left(ctx context.Context, view *projection.View) ([]string, error
 			left = append(left, t.String()+" is used by volumes")
 		}
 	}
-	o.Lifecycle.mu.Unlock()
+	o.life.mu.Unlock()
 	for t, w := range o.waiting {
 		if t.kind != remoteTask { // remote tasks repeat for ever, and their result is a condition
 			left = append(left, t.String()+": "+w.Reason)
 		}
 	}
-	objects, err := dependents.AllCollecting(ctx, view, o.config.Cell.Cluster)
+	objects, err := dependents.AllCollecting(ctx, view, o.cluster)
 	if err != nil {
 		return nil, fmt.Errorf("look for objects that wait for their dependents: %w", err)
 	}

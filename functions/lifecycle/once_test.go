@@ -134,7 +134,7 @@ func TestOnceEnds(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
 	gone := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}
-	others := c.Lifecycle
+	others := c.life
 	n := 0
 	var mu sync.Mutex
 	litter := func() {

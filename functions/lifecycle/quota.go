@@ -12,8 +12,8 @@ import (
 )
 
 // recountsOfState returns the tasks of quotas that must be recounted.
-func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) ([]task, error) {
-	names, err := quotas.AllMarked(ctx, view, l.config.Cell.Cluster)
+func (l *life) recountsOfState(ctx context.Context, view *projection.View) ([]task, error) {
+	names, err := quotas.AllMarked(ctx, view, l.cluster)
 	if err != nil {
 		return nil, fmt.Errorf("look for quotas to recount: %w", err)
 	}
@@ -27,9 +27,9 @@ func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) 
 // recount counts the usage of a quota again, if the quota limits something new or if a client wrote the quota's status.
 // The recount comes after every create that could not see the quota has ended. The server counts the usage in each
 // write of the quota, even in a write that changes nothing.
-func (l *Lifecycle) recount(ctx context.Context, t task) error {
+func (l *life) recount(ctx context.Context, t task) error {
 	namespace, name := quotas.Marked(t.name)
-	key := quotas.MarkKey(l.config.Cell.Cluster, namespace, name)
+	key := quotas.MarkKey(l.cluster, namespace, name)
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return err

@@ -34,7 +34,7 @@ func mayAskRemotes(ctx context.Context) bool { return ctx.Value(remoteKey{}) != 
 // guarded refuses requests to remote servers, unless a request's context allows them.
 type guarded struct {
 	http.RoundTripper
-	l *Lifecycle
+	l *life
 }
 
 func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -42,7 +42,7 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if len(parts) < 4 || parts[1] != "apis" {
 		return g.RoundTripper.RoundTrip(r)
 	}
-	remote, err := g.l.config.Server.IsRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
+	remote, err := g.l.server.IsRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
 	switch {
 	case err != nil:
 		return nil, err
@@ -73,13 +73,13 @@ func (e ending) Close() error {
 }
 
 // anyRemote says whether a remote server serves any of the resources that can be deleted.
-func (l *Lifecycle) anyRemote(resources []*metav1.APIResourceList) (bool, error) {
+func (l *life) anyRemote(resources []*metav1.APIResourceList) (bool, error) {
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, resources) {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
 			continue // the deleter reports the error
 		}
-		remote, err := l.config.Server.IsRemote(version)
+		remote, err := l.server.IsRemote(version)
 		if remote || err != nil {
 			return remote, err
 		}

@@ -17,7 +17,7 @@ import (
 // aggregateRoles writes the rules of every ClusterRole that is aggregated from other roles, so that clients see the
 // rules. The authorizer does not need the stored rules. A role that changes here may be part of another role. The event
 // of the change makes the task run again for the other role.
-func (l *Lifecycle) aggregateRoles(ctx context.Context, _ task) error {
+func (l *life) aggregateRoles(ctx context.Context, _ task) error {
 	list, err := l.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list cluster roles: %w", err)

@@ -41,6 +41,7 @@ const (
 	jobTask        kind = "job"
 	tokenTask      kind = "token"   // a Secret
 	accountTask    kind = "account" // a service account
+	stateTask      kind = "state"   // nothing: the task reads the cluster's state
 )
 
 const garbageCollector = "generic-garbage-collector"
@@ -48,41 +49,42 @@ const garbageCollector = "generic-garbage-collector"
 // works says how a task of each kind runs, and which upstream controller does the same work. To webhooks, policies and
 // audits the task appears as that controller, since their rules exempt the controller by its name.
 var works = map[kind]struct {
-	run        func(*Lifecycle, context.Context, task) (next []task, err error)
+	run        func(*life, context.Context, task) (next []task, err error)
 	controller string
 }{
-	namespaceTask:  {alone((*Lifecycle).emptyNamespace), "namespace-controller"},
-	leftoverTask:   {alone((*Lifecycle).deleteLeftovers), "namespace-controller"},
-	defaultsTask:   {alone((*Lifecycle).giveDefaults), ""},
-	definitionTask: {alone((*Lifecycle).emptyDefinition), ""},
-	namesTask:      {alone((*Lifecycle).offerNames), ""},
-	versionsTask:   {alone((*Lifecycle).registerVersions), ""},
-	remoteTask:     {alone((*Lifecycle).checkRemote), ""},
-	rolesTask:      {alone((*Lifecycle).aggregateRoles), ""},
-	recountTask:    {alone((*Lifecycle).recount), ""},
-	collectTask:    {(*Lifecycle).collect, garbageCollector},
-	finishTask:     {(*Lifecycle).collect, garbageCollector},
-	ownerTask:      {(*Lifecycle).lookAtOwner, garbageCollector},
-	claimTask:      {alone((*Lifecycle).release), "pvc-protection-controller"},
-	volumeTask:     {alone((*Lifecycle).release), "pv-protection-controller"},
-	attributesTask: {alone((*Lifecycle).release), "volumeattributesclass-protection-controller"},
-	jobTask:        {alone((*Lifecycle).endJob), "ttl-after-finished-controller"},
-	tokenTask:      {alone((*Lifecycle).endToken), "token-cleaner"},
-	accountTask:    {alone((*Lifecycle).revokeTokens), ""},
+	namespaceTask:  {alone((*life).emptyNamespace), "namespace-controller"},
+	leftoverTask:   {alone((*life).deleteLeftovers), "namespace-controller"},
+	defaultsTask:   {alone((*life).giveDefaults), ""},
+	definitionTask: {alone((*life).emptyDefinition), ""},
+	namesTask:      {alone((*life).offerNames), ""},
+	versionsTask:   {alone((*life).registerVersions), ""},
+	remoteTask:     {alone((*life).checkRemote), ""},
+	rolesTask:      {alone((*life).aggregateRoles), ""},
+	recountTask:    {alone((*life).recount), ""},
+	collectTask:    {(*life).collect, garbageCollector},
+	finishTask:     {(*life).collect, garbageCollector},
+	ownerTask:      {(*life).lookAtOwner, garbageCollector},
+	claimTask:      {alone((*life).release), "pvc-protection-controller"},
+	volumeTask:     {alone((*life).release), "pv-protection-controller"},
+	attributesTask: {alone((*life).release), "volumeattributesclass-protection-controller"},
+	jobTask:        {alone((*life).endJob), "ttl-after-finished-controller"},
+	tokenTask:      {alone((*life).endToken), "token-cleaner"},
+	accountTask:    {alone((*life).revokeTokens), ""},
+	stateTask:      {(*life).readState, ""},
 }
 
 // ofServer are the kinds of the tasks that upstream does in kube-apiserver or does not have.
-var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, recountTask: true}
+var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, recountTask: true, stateTask: true}
 
 // does says whether this lifecycle runs a task.
 func (l *Lifecycle) does(t task) bool { return !l.config.ServerOnly || ofServer[t.kind] }
 
 // alone adapts a task from which no other tasks follow.
-func alone(run func(*Lifecycle, context.Context, task) error) func(*Lifecycle, context.Context, task) ([]task, error) {
-	return func(l *Lifecycle, ctx context.Context, t task) ([]task, error) { return nil, run(l, ctx, t) }
+func alone(run func(*life, context.Context, task) error) func(*life, context.Context, task) ([]task, error) {
+	return func(l *life, ctx context.Context, t task) ([]task, error) { return nil, run(l, ctx, t) }
 }
 
-// task names the object to look at. One queue never runs equal tasks at the same time.
+// task names the object of a cluster to look at. One queue never runs equal tasks of a cluster at the same time.
 type task struct {
 	kind kind
 	// group and resource are empty unless the kind is for any object. In a queue, namespaces take turns.
@@ -100,7 +102,7 @@ func (t task) String() string {
 var author = kubestore.PartOf("lifecycle")
 
 // do runs a task once. It returns the tasks that follow from that run.
-func (l *Lifecycle) do(ctx context.Context, t task) (next []task, err error) {
+func (l *life) do(ctx context.Context, t task) (next []task, err error) {
 	ctx = kubestore.WithAuthor(ctx, author)
 	if name := works[t.kind].controller; name != "" {
 		ctx = kubestore.WithController(ctx, name)
@@ -177,9 +179,21 @@ func afterDot(name string) string {
 	return group
 }
 
+// readState returns the tasks that the cluster's state asks for.
+func (l *life) readState(ctx context.Context, _ task) ([]task, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.tasksOfState(ctx, view)
+}
+
 // tasksOfState returns the tasks that the state asks for, whichever events led to the state.
-func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
+func (l *life) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	l.kinds.changed() // kinds may have changed while no lifecycle ran
+	l.mu.Lock()
+	l.hasRead = true
+	l.mu.Unlock()
 	tasks := []task{{kind: rolesTask}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -198,7 +212,7 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 			tasks = append(tasks, task{kind: defaultsTask, namespace: n.Name})
 		}
 	}
-	definitions, err := l.config.Server.Definitions(ctx)
+	definitions, err := l.server.Definitions(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list definitions: %w", err)
 	}

@@ -33,11 +33,13 @@ func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r
 // through makes a Lifecycle's requests pass through a function.
 func through(f func(r *http.Request, next http.RoundTripper) (*http.Response, error)) func(*Config) {
 	return func(c *Config) {
-		client := c.Server.Loopback()
-		client.Wrap(func(next http.RoundTripper) http.RoundTripper {
-			return tripper(func(r *http.Request) (*http.Response, error) { return f(r, next) })
+		c.through(func(s Server) Server {
+			client := s.Loopback()
+			client.Wrap(func(next http.RoundTripper) http.RoundTripper {
+				return tripper(func(r *http.Request) (*http.Response, error) { return f(r, next) })
+			})
+			return reached{s, client}
 		})
-		c.Server = reached{c.Server, client}
 	}
 }
 
@@ -202,7 +204,7 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}), func(config *Config) {
-		config.Server = remoteExample{config.Server}
+		config.through(func(s Server) Server { return remoteExample{s} })
 	})
 	c.createNamespace("n")
 	c.createNamespace("other")
@@ -236,7 +238,7 @@ func TestNamespaceBesideARemoteServer(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition() // stands for the resource that the remote server serves
 	asRemote := func(config *Config) {
-		config.Server = remoteExample{config.Server}
+		config.through(func(s Server) Server { return remoteExample{s} })
 	}
 	for _, name := range []string{"run", "once"} {
 		c.createNamespace(name)
@@ -264,10 +266,10 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	q := newQueues()
 	defer q.shutDown()
 	for i := range 100 {
-		q.garbage.Add(collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "many", Name: fmt.Sprint(i)}))
+		q.add("main", collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "many", Name: fmt.Sprint(i)}))
 	}
 	for i := range 3 {
-		q.garbage.Add(collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "few", Name: fmt.Sprint(i)}))
+		q.add("main", collectTaskOf(dependents.Object{Resource: "configmaps", Namespace: "few", Name: fmt.Sprint(i)}))
 	}
 	require.Equal(t, 103, q.garbage.Len())
 	var order []string

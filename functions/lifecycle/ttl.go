@@ -38,7 +38,7 @@ func endsOf(e eventlog.Event) []task {
 }
 
 // endsOfState returns the tasks of objects that will have to be deleted.
-func (l *Lifecycle) endsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
+func (l *life) endsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
 	var tasks []task
 	jobs, err := l.client.BatchV1().Jobs("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -76,7 +76,7 @@ func endOfJob(j *batchv1.Job) (end time.Time, ends bool) {
 }
 
 // endJob deletes a Job whose time has come. The Job's Pods are deleted with the Job.
-func (l *Lifecycle) endJob(ctx context.Context, t task) error {
+func (l *life) endJob(ctx context.Context, t task) error {
 	jobs := l.client.BatchV1().Jobs(t.namespace)
 	j, err := jobs.Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -97,7 +97,7 @@ func (l *Lifecycle) endJob(ctx context.Context, t task) error {
 }
 
 // endToken deletes a bootstrap token whose time has come, or whose expiration cannot be parsed.
-func (l *Lifecycle) endToken(ctx context.Context, t task) error {
+func (l *life) endToken(ctx context.Context, t task) error {
 	secrets := l.client.CoreV1().Secrets(t.namespace)
 	s, err := secrets.Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -121,7 +121,7 @@ func (l *Lifecycle) endToken(ctx context.Context, t task) error {
 
 // await returns nil if 'end' has come by the log's time. The clock of this process may be wrong, but it only decides
 // whether the log is asked for its time.
-func (l *Lifecycle) await(ctx context.Context, end time.Time) error {
+func (l *life) await(ctx context.Context, end time.Time) error {
 	now := time.Now()
 	if !now.Before(end) {
 		var err error
@@ -154,7 +154,7 @@ func ended(err error) error {
 var ofAccounts = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeServiceAccountToken)).String()}
 
 // accountsOfState returns a task for each service account that a Secret with a token names.
-func (l *Lifecycle) accountsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
+func (l *life) accountsOfState(ctx context.Context, _ *projection.View) ([]task, error) {
 	secrets, err := l.client.CoreV1().Secrets("").List(ctx, ofAccounts)
 	if err != nil {
 		return nil, fmt.Errorf("list the tokens of service accounts: %w", err)
@@ -168,7 +168,7 @@ func (l *Lifecycle) accountsOfState(ctx context.Context, _ *projection.View) ([]
 
 // revokeTokens deletes the Secrets that hold tokens of a service account that is gone, as upstream's token controller
 // does. The tokens became invalid when the account was deleted.
-func (l *Lifecycle) revokeTokens(ctx context.Context, t task) error {
+func (l *life) revokeTokens(ctx context.Context, t task) error {
 	account, err := l.client.CoreV1().ServiceAccounts(t.namespace).Get(ctx, t.name, metav1.GetOptions{})
 	gone := apierrors.IsNotFound(err)
 	if err != nil && !gone {

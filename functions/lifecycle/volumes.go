@@ -29,19 +29,19 @@ import (
 var protected = map[kind]struct {
 	resource  schema.GroupVersionResource
 	finalizer string
-	used      func(*Lifecycle, context.Context, *unstructured.Unstructured) (bool, error)
+	used      func(*life, context.Context, *unstructured.Unstructured) (bool, error)
 }{
 	claimTask: {corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"),
-		volumeutil.PVCProtectionFinalizer, (*Lifecycle).usesClaim},
+		volumeutil.PVCProtectionFinalizer, (*life).usesClaim},
 	volumeTask: {corev1.SchemeGroupVersion.WithResource("persistentvolumes"),
 		volumeutil.PVProtectionFinalizer, isBound},
 	attributesTask: {storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses"),
-		volumeutil.VACProtectionFinalizer, (*Lifecycle).usesAttributes},
+		volumeutil.VACProtectionFinalizer, (*life).usesAttributes},
 }
 
 // volumesOf returns the tasks of an event. Such a task is for a claim, volume or class that has changed, for a claim
 // that waits for the Pods of a namespace, or for a class that waits for claims and volumes.
-func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
+func (l *life) volumesOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
 	waits := func(t task) bool { return t.kind == attributesTask }
@@ -71,7 +71,7 @@ func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 }
 
 // volumesOfState returns the tasks of claims, volumes and classes that are being deleted.
-func (l *Lifecycle) volumesOfState(ctx context.Context, _ *projection.View) ([]task, error) {
+func (l *life) volumesOfState(ctx context.Context, _ *projection.View) ([]task, error) {
 	var tasks []task
 	for kind, p := range protected {
 		all, err := l.metadata.Resource(p.resource).List(ctx, metav1.ListOptions{})
@@ -88,7 +88,7 @@ func (l *Lifecycle) volumesOfState(ctx context.Context, _ *projection.View) ([]t
 }
 
 // release removes the finalizer of an object that is being deleted, once nothing uses the object any more.
-func (l *Lifecycle) release(ctx context.Context, t task) error {
+func (l *life) release(ctx context.Context, t task) error {
 	p := protected[t.kind]
 	client := l.dynamic.Resource(p.resource).Namespace(t.namespace)
 	item, err := client.Get(ctx, t.name, metav1.GetOptions{})
@@ -117,7 +117,7 @@ func (l *Lifecycle) release(ctx context.Context, t task) error {
 }
 
 // usesClaim says whether a Pod uses a claim.
-func (l *Lifecycle) usesClaim(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
+func (l *life) usesClaim(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
 	claim := &corev1.PersistentVolumeClaim{}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, claim); err != nil {
 		return false, err
@@ -143,14 +143,14 @@ func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 }
 
 // isBound says whether a volume is bound to a claim.
-func isBound(_ *Lifecycle, _ context.Context, volume *unstructured.Unstructured) (bool, error) {
+func isBound(_ *life, _ context.Context, volume *unstructured.Unstructured) (bool, error) {
 	phase, _, err := unstructured.NestedString(volume.Object, "status", "phase")
 	return phase == string(corev1.VolumeBound), err
 }
 
 // usesAttributes says whether a volume has the attributes of a class, or whether a claim has, wants or is getting these
 // attributes.
-func (l *Lifecycle) usesAttributes(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
+func (l *life) usesAttributes(ctx context.Context, item *unstructured.Unstructured) (bool, error) {
 	class := item.GetName()
 	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -127,7 +127,7 @@ var list = []mutant{
 		isTrue("DeletionTimestamp"), "internal/apiserver.TestNothingNewInWhatTerminates"},
 
 	// The lifecycle
-	{"an owner is gone before its dependents", "W12", "functions/lifecycle.Lifecycle.finish",
+	{"an owner is gone before its dependents", "W12", "functions/lifecycle.life.finish",
 		isFalse("blocked"), "functions/lifecycle.TestOwnersThatWaitForEachOther"},
 	{"what follows from a task is not done", "W13", "functions/lifecycle.once.follow",
 		begin("return o.config.Cell.Projection.Latest(ctx)"), "functions/lifecycle.TestOnceSaysWhatIsLeft"},

@@ -56,11 +56,7 @@ func (w *world) judgeExpiry(e *event) {
 // expireAll waits until every TTL has ended, expires all mortal objects, and checks that none is left.
 func (w *world) expireAll(log *eventlog.Log, p *projection.Projection) error {
 	w.sleep(longest)
-	l, err := lifecycleOf(kubestore.Cell{Log: log, Projection: p, Cluster: "main"})
-	if err == nil {
-		_, err = l.Expire(w.life)
-	}
-	if err != nil {
+	if _, err := lifecycleOf(kubestore.Cell{Log: log, Projection: p, Cluster: "main"}).Expire(w.life); err != nil {
 		return err
 	}
 	w.settle()

@@ -49,8 +49,8 @@ const (
 	longest = time.Minute
 )
 
-func lifecycleOf(cell kubestore.Cell) (*lifecycle.Lifecycle, error) {
-	return lifecycle.New(lifecycle.Config{Cell: cell, Server: unreachable{}})
+func lifecycleOf(cell kubestore.Cell) *lifecycle.Lifecycle {
+	return lifecycle.New(lifecycle.Config{Cell: cell, Servers: lifecycle.Only(cell.Cluster, unreachable{})})
 }
 
 // unreachable is the server of a lifecycle that only calls Expire, which sends no requests.
@@ -159,9 +159,7 @@ func (w *world) start() *process {
 		r.Alongside = alongside
 		p.stores[kind] = kubestore.New(cell, r)
 	}
-	if p.lifecycle, err = lifecycleOf(cell); err != nil {
-		panic(fmt.Sprintf("start a process: %v", err))
-	}
+	p.lifecycle = lifecycleOf(cell)
 	if w.config.cadence > 0 && w.choices.choose(4) < 3 {
 		began := len(w.model.fences)
 		w.running.Go(func() { p.run(began) })

@@ -78,10 +78,7 @@ func newExpiry() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Server: server})
-			if err != nil {
-				return err
-			}
+			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: lifecycle.Only(opened.Cell.Cluster, server)})
 			return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 				deleted, err := finisher.Expire(ctx)
 				return map[string]int{"deleted": deleted}, err

@@ -46,10 +46,7 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Server: server, Settle: settle})
-			if err != nil {
-				return err
-			}
+			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: lifecycle.Only(opened.Cell.Cluster, server), Settle: settle})
 			if once || lambda.Address() != "" {
 				return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 					left, err := finisher.Once(ctx)
