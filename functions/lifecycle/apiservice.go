@@ -105,6 +105,21 @@ func (l *life) registerVersion(ctx context.Context, found, wanted *apiregistrati
 	return nil
 }
 
+// checkRemotes returns the tasks of all remote APIServices. A quiet branch does not check them until its next event.
+func (l *life) checkRemotes(ctx context.Context, _ task) ([]task, error) {
+	services, err := l.registrations.APIServices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list APIServices: %w", err)
+	}
+	var tasks []task
+	for _, s := range services.Items {
+		if s.Spec.Service != nil {
+			tasks = append(tasks, task{kind: remoteTask, name: s.Name})
+		}
+	}
+	return tasks, nil
+}
+
 // checkRemote writes into the status of a remote APIService whether its server can be reached. No event says when a
 // server becomes reachable or unreachable, so the task runs again after a while. Processes that forward requests do not
 // need the status.
@@ -131,6 +146,9 @@ func (l *life) checkRemote(ctx context.Context, t task) error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("update status of APIService %q: %w", t.name, err)
 		}
+	}
+	if l.isQuiet() {
+		return nil // each branch inherits the remote APIServices of its source, and would check them for ever
 	}
 	if condition.Status == apiregistrationv1.ConditionTrue {
 		return &notYetError{After: availableInterval, Reason: "the server of APIService " + t.name + " is looked at again"}

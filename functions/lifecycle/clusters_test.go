@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
@@ -247,6 +248,35 @@ type stateless struct{ Server }
 
 func (stateless) Definitions(context.Context) ([]customresources.Summary, error) {
 	return nil, errors.New("the branch cannot be read")
+}
+
+// TestQuietBranchesCheckNoRemotes: a branch checks its remote APIServices once, and then only while it has events.
+func TestQuietBranchesCheckNoRemotes(t *testing.T) {
+	c := newCluster(t)
+	_, err := c.registrations.APIServices().Create(t.Context(), &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.remote.example"}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: "remote.example", Version: "v1", GroupPriorityMinimum: 7, VersionPriority: 7, InsecureSkipTLSVerify: true,
+		Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "a"},
+	}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	branch, err := New(Config{Cell: c.cell, Servers: Only("b.1", checking{c.server, func(*apiregistrationv1.APIService) (apiregistrationv1.APIServiceCondition, error) {
+		return apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue}, nil
+	}})}).of(t.Context(), "b.1")
+	require.NoError(t, err)
+	check := task{kind: remoteTask, name: "v1.remote.example"}
+	_, err = branch.do(t.Context(), check)
+	require.NoError(t, err, "it does not wait for another check")
+	var tasks []task
+	event := eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "b.1", Resource: "configmaps", Prefix: "/configmaps", Namespace: "n", Name: "c"}}}
+	for range 2 {
+		require.NoError(t, branch.queueEvent(t.Context(), event, func(t task, _ time.Duration) { tasks = append(tasks, t) }))
+	}
+	require.Equal(t, []task{{kind: remotesTask}}, tasks)
+	tasks, err = branch.do(t.Context(), tasks[0])
+	require.NoError(t, err)
+	require.Equal(t, []task{check}, tasks)
+	var notYet *notYetError
+	_, err = branch.do(t.Context(), check)
+	require.ErrorAs(t, err, &notYet)
 }
 
 // TestExpiryInAllClusters: objects expire in each cluster. A cluster whose objects have all expired is not looked at

@@ -243,6 +243,10 @@ func (l *Lifecycle) beginOrEnd(ctx context.Context, v *projection.View, row even
 // queueEvent queues the tasks of an event, except tasks for objects that do not wait for the event. It delays tasks
 // that a burst of deletions may repeat, so that one run is enough for the whole burst.
 func (l *life) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
+	if l.isQuiet() {
+		queue(task{kind: remotesTask}, 0)
+	}
+	l.hear()
 	if changesKinds(e.Key) {
 		l.kinds.changed()
 	}

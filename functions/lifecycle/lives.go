@@ -73,6 +73,8 @@ type life struct {
 	unknown map[task]bool // by mu
 	// hasRead says that the cluster's state has been read since the life was made.
 	hasRead bool // by mu
+	// heard is when the cluster's last event came.
+	heard time.Time // by mu
 }
 
 const (
@@ -212,6 +214,20 @@ func (l *Lifecycle) hasEnded(ctx context.Context, cluster string) bool {
 	}
 	l.drop(cluster)
 	return true
+}
+
+// isQuiet says whether the cluster is a branch that has had no event for a while.
+func (l *life) isQuiet() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return projection.IsBranch(l.cluster) && time.Since(l.heard) >= quietTime
+}
+
+// hear notes an event of the cluster.
+func (l *life) hear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heard = time.Now()
 }
 
 // allClusters yields the clusters of the cell: main, others that are not branches, and the branches.

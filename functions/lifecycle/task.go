@@ -30,6 +30,7 @@ const (
 	namesTask      kind = "names"      // a group of definitions
 	versionsTask   kind = "versions"   // a group of custom resources
 	remoteTask     kind = "remote"     // an APIService
+	remotesTask    kind = "remotes"    // nothing: all remote APIServices
 	rolesTask      kind = "roles"      // nothing: all roles
 	recountTask    kind = "recount"    // the row that requests it
 	collectTask    kind = "collect"    // any object
@@ -59,6 +60,7 @@ var works = map[kind]struct {
 	namesTask:      {alone((*life).offerNames), ""},
 	versionsTask:   {alone((*life).registerVersions), ""},
 	remoteTask:     {alone((*life).checkRemote), ""},
+	remotesTask:    {(*life).checkRemotes, ""},
 	rolesTask:      {alone((*life).aggregateRoles), ""},
 	recountTask:    {alone((*life).recount), ""},
 	collectTask:    {(*life).collect, garbageCollector},
@@ -74,7 +76,7 @@ var works = map[kind]struct {
 }
 
 // ofServer are the kinds of the tasks that upstream does in kube-apiserver or does not have.
-var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, recountTask: true, stateTask: true}
+var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, remotesTask: true, recountTask: true, stateTask: true}
 
 // does says whether this lifecycle runs a task.
 func (l *Lifecycle) does(t task) bool { return !l.config.ServerOnly || ofServer[t.kind] }
