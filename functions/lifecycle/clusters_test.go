@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -316,6 +319,58 @@ func TestExpiryInAllClusters(t *testing.T) {
 }
 
 func isEvent(k eventlog.Key) bool { return k.Resource == "events" }
+
+// TestClustersEnd: a Cluster is deleted when its TTL has passed by the log's time, and not before.
+func TestClustersEnd(t *testing.T) {
+	c := newCluster(t)
+	now := time.Now().UTC()
+	object := func(name, ttl string, age time.Duration) string {
+		return fmt.Sprintf(`{"apiVersion":"clusters.logplane.dev/v1","kind":"Cluster","metadata":{"name":"%s","uid":"uid-%s","resourceVersion":"7","creationTimestamp":"%s"},"spec":{%s}}`,
+			name, name, now.Add(-age).Format(time.RFC3339), ttl)
+	}
+	objects := map[string]string{
+		"past": object("past", `"ttl":"1h0m0s"`, 2*time.Hour), "soon": object("soon", `"ttl":"2s"`, 0),
+		"later": object("later", `"ttl":"3h0m0s"`, 2*time.Hour), "never": object("never", "", 2*time.Hour),
+	}
+	gone := make(chan string, 10)
+	c.restart(through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		name, ok := strings.CutPrefix(r.URL.Path, "/apis/clusters.logplane.dev/v1/clusters/")
+		if !ok {
+			return next.RoundTrip(r)
+		}
+		body := objects[name]
+		if r.Method == http.MethodDelete {
+			options, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			require.Contains(t, string(options), `"uid":"uid-`+name+`"`)
+			gone <- name
+			body = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
+		}
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	}))
+	store := func(name string) {
+		view, err := c.cell.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		row, err := view.State(t.Context(), eventlog.Key{Cluster: "main", Group: "clusters.logplane.dev", Resource: "clusters", Prefix: "/clusters.logplane.dev/clusters", Name: name})
+		require.NoError(t, err)
+		_, err = c.cell.Append(t.Context(), view, row.Put("application/json", []byte(objects[name]), 0))
+		require.NoError(t, err)
+	}
+	store("past")
+	store("later")
+	store("never")
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	tasks, err := c.clustersOfState(t.Context(), view)
+	require.NoError(t, err)
+	require.Equal(t, []task{{kind: clusterTask, name: "later"}, {kind: clusterTask, name: "past"}}, tasks)
+	c.run()
+	require.Equal(t, "past", <-gone)
+	store("soon")
+	require.Equal(t, "soon", <-gone)
+	require.False(t, time.Now().Before(now.Truncate(time.Second).Add(2*time.Second)))
+	require.Empty(t, gone)
+}
 
 // TestClustersTakeTurns: the tasks of one cluster do not all run before the tasks of another cluster, however many
 // namespaces the first one has.

@@ -42,6 +42,7 @@ const (
 	jobTask        kind = "job"
 	tokenTask      kind = "token"   // a Secret
 	accountTask    kind = "account" // a service account
+	clusterTask    kind = "cluster" // a Cluster
 	stateTask      kind = "state"   // nothing: the task reads the cluster's state
 )
 
@@ -72,11 +73,12 @@ var works = map[kind]struct {
 	jobTask:        {alone((*life).endJob), "ttl-after-finished-controller"},
 	tokenTask:      {alone((*life).endToken), "token-cleaner"},
 	accountTask:    {alone((*life).revokeTokens), ""},
+	clusterTask:    {alone((*life).endCluster), ""},
 	stateTask:      {(*life).readState, ""},
 }
 
 // ofServer are the kinds of the tasks that upstream does in kube-apiserver or does not have.
-var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, remotesTask: true, recountTask: true, stateTask: true}
+var ofServer = map[kind]bool{definitionTask: true, namesTask: true, versionsTask: true, remoteTask: true, remotesTask: true, recountTask: true, clusterTask: true, stateTask: true}
 
 // does says whether this lifecycle runs a task.
 func (l *Lifecycle) does(t task) bool { return !l.config.ServerOnly || ofServer[t.kind] }
@@ -150,6 +152,8 @@ func tasksOf(e eventlog.Event) []task {
 		return []task{{kind: versionsTask, name: afterDot(k.Name)}, {kind: remoteTask, name: k.Name}}
 	case k.Group == rolesGroup && k.Resource == "clusterroles":
 		return []task{{kind: rolesTask}}
+	case isCluster(k) && e.Op != eventlog.Deleted:
+		return []task{{kind: clusterTask, name: k.Name}}
 	case e.Op == eventlog.Added && k.Namespace != "":
 		return []task{{kind: leftoverTask, namespace: k.Namespace}}
 	case e.Op != eventlog.Added:
@@ -232,7 +236,7 @@ func (l *life) tasksOfState(ctx context.Context, view *projection.View) ([]task,
 	}
 	tasks = append(tasks, tasksOfVersions(definitions, services.Items)...)
 	for _, of := range []func(context.Context, *projection.View) ([]task, error){
-		l.leftoversOfState, l.garbageOfState, l.recountsOfState, l.volumesOfState, l.endsOfState, l.accountsOfState,
+		l.leftoversOfState, l.garbageOfState, l.recountsOfState, l.volumesOfState, l.endsOfState, l.accountsOfState, l.clustersOfState,
 	} {
 		more, err := of(ctx, view)
 		if err != nil {

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	bootstraputil "k8s.io/cluster-bootstrap/util/secrets"
@@ -21,8 +24,9 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// The tasks here delete a finished Job with `ttlSecondsAfterFinished`, and a bootstrap token with an expiration, when
-// the object's time has come. Upstream's controllers do the same. Before that time, the task waits.
+// The tasks here delete a finished Job with `ttlSecondsAfterFinished`, a bootstrap token with an expiration, and a
+// Cluster with a TTL, when the object's time has come. Upstream's controllers do the same with Jobs and tokens. Before
+// that time, the task waits.
 
 // endsOf returns the task of an event of a Job, or of a Secret in the namespace of bootstrap tokens.
 func endsOf(e eventlog.Event) []task {
@@ -192,4 +196,62 @@ func (l *life) revokeTokens(ctx context.Context, t task) error {
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// clusters is the resource of the objects that stand for the branches of the cell. Main has them.
+var clusters = schema.GroupVersionResource{Group: "clusters.logplane.dev", Version: "v1", Resource: "clusters"}
+
+func isCluster(k eventlog.Key) bool {
+	return k.Cluster == main && k.Group == clusters.Group && k.Resource == clusters.Resource
+}
+
+// clustersOfState returns the tasks of Clusters that have a TTL. Each waits in memory until its Cluster ends.
+func (l *life) clustersOfState(ctx context.Context, view *projection.View) ([]task, error) {
+	if l.cluster != main {
+		return nil, nil
+	}
+	var tasks []task
+	start := main + "/" + clusters.Group + "/" + clusters.Resource + "/"
+	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
+		if err != nil {
+			return nil, fmt.Errorf("look for Clusters: %w", err)
+		}
+		var stored unstructured.Unstructured
+		unreadable := stored.UnmarshalJSON(row.Value) // perhaps it is encrypted; the task decrypts it
+		if _, ends := endOfCluster(&stored); ends || unreadable != nil {
+			tasks = append(tasks, task{kind: clusterTask, name: strings.Clone(row.ID.Name)})
+		}
+	}
+	return tasks, nil
+}
+
+// endOfCluster returns when a Cluster is to be deleted, if ever.
+func endOfCluster(c *unstructured.Unstructured) (end time.Time, ends bool) {
+	text, found, _ := unstructured.NestedString(c.Object, "spec", "ttl")
+	ttl, err := time.ParseDuration(text)
+	created := c.GetCreationTimestamp()
+	if !found || err != nil || created.IsZero() || c.GetDeletionTimestamp() != nil {
+		return time.Time{}, false
+	}
+	return created.Add(ttl), true
+}
+
+// endCluster deletes a Cluster whose time has come.
+func (l *life) endCluster(ctx context.Context, t task) error {
+	client := l.dynamic.Resource(clusters)
+	c, err := client.Get(ctx, t.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get Cluster '%s': %w", t.name, err)
+	}
+	end, ends := endOfCluster(c)
+	if !ends {
+		return nil
+	}
+	if err := l.await(ctx, end); err != nil {
+		return err
+	}
+	return ended(client.Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: asSeen(c)}))
 }
