@@ -321,6 +321,9 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 		return kind.GroupVersion().WithResource(resource), meta.RESTScopeRoot, nil
 	}
 	for _, g := range spec.Groups() {
+		if !s.serves(g.Name) {
+			continue
+		}
 		for _, v := range g.Versions {
 			for _, r := range v.Resources {
 				if g.Name == kind.Group && v.Name == kind.Version && r.Kind == kind.Kind && !strings.Contains(r.Name, "/") {

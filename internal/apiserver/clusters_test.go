@@ -241,6 +241,9 @@ func TestOnlyMainHasClusters(t *testing.T) {
 		require.Contains(t, body, "history.logplane.dev", ask.path)
 	}
 	require.Empty(t, main.branches(t))
+	past := request{method: "GET", path: historyPath + "/versions?fieldSelector=object%3Dclusters/a"}
+	main.must(t, 200, past)
+	require.Contains(t, other.must(t, 400, past).body, "there is no resource 'clusters'")
 }
 
 // TestPastOfClusters: the past and the history of Clusters can be read like those of other objects.

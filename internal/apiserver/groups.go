@@ -117,7 +117,7 @@ func builtins() []builtin {
 		})},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
 		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
-			config := history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
+			config := history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions, Serves: s.serves,
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
 				ReachOf: func(ctx context.Context, a authorizer.Attributes) (history.Reach, error) {
 					r, err := s.reachOf(ctx, a)

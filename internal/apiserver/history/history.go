@@ -55,6 +55,8 @@ type Config struct {
 	Stores      *resources.Stores
 	Definitions *customresources.Reader
 	Authorizer  authorizer.Authorizer
+	// Serves says whether the server serves a built-in group.
+	Serves func(group string) bool
 	// ByName says that the authorizer may allow all objects of a kind but deny one of these objects by its name, as a
 	// webhook can.
 	ByName bool

@@ -29,7 +29,7 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 	want := schema.ParseGroupResource(name)
 	groups := spec.Groups()
 	for _, g := range groups {
-		if want.Group != "" && want.Group != g.Name {
+		if want.Group != "" && want.Group != g.Name || !s.Serves(g.Name) {
 			continue
 		}
 		for _, v := range g.Versions {
