@@ -36,10 +36,15 @@ type Whole struct {
 	settled chan struct{} // closed when the background work begins; may be nil
 }
 
+// server returns the server of a cluster, for the lifecycle.
+func (w Whole) server(ctx context.Context, cluster string) (lifecycle.Server, error) {
+	return w.Server.ClusterOf(ctx, cluster)
+}
+
 // Run serves, commits and finishes deletions until ctx ends or a part fails. The background work begins after the first
 // answer, or a little later if nobody asks. The log is read until the last watch was told to end.
 func (w Whole) Run(ctx context.Context) error {
-	config := lifecycle.Config{Cell: w.Cell, Servers: lifecycle.Only(w.Cell.Cluster, w.Server), ServerOnly: w.ServerOnly}
+	config := lifecycle.Config{Cell: w.Cell, Servers: w.server, ServerOnly: w.ServerOnly}
 	if w.Writers != nil {
 		config.AwaitWriters = w.Writers.Wait
 	}

@@ -46,6 +46,8 @@ type merge struct {
 	// when the compaction began.
 	floor, purge Revision
 	holds        []mark
+	// clusters are the branches that may still be read. The rows of other branches are dropped below the floor.
+	clusters map[string]bool
 	// generation and forgets are those of the root.
 	generation, forgets uint64
 }
@@ -93,6 +95,9 @@ func (p *Projection) atHand(ctx context.Context) (*View, error) {
 
 // compact does a compaction, and reports whether it did. Losing to another projector is not an error.
 func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
+	if err := m.findClusters(ctx, v); err != nil {
+		return false, fmt.Errorf("compact: %w", err)
+	}
 	out, err := v.p.merge(ctx, m)
 	if err == nil {
 		err = out.commit(ctx)
@@ -262,7 +267,7 @@ type output struct {
 // mergeRange merges the versions of the runs and of some parts of the base, up to the key end, exclusive. It copies the
 // entries' values unchanged. The runs continue from range to range, because a large base has many parts.
 func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end string) error {
-	touched := slices.ContainsFunc(upper, func(h *head) bool { return h.before(end) })
+	touched := slices.ContainsFunc(upper, func(h *head) bool { return h.before(end) }) || slices.ContainsFunc(below, o.merge.hasEnded)
 	if !touched && len(below) > 0 {
 		if err := o.cut(ctx); err != nil {
 			return err
@@ -280,16 +285,16 @@ func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end s
 		}
 		heads = append(slices.Clone(upper), h)
 	}
-	key, newer := "", nowhere
+	key, newer, ended := "", nowhere, false
 	for {
 		h := least(heads, end)
 		if h == nil {
 			return nil
 		}
 		if h.current.key != key {
-			key, newer = h.current.key, nowhere
+			key, newer, ended = h.current.key, nowhere, o.merge.ended(h.current.key)
 		}
-		if o.merge.survives(&h.current, &newer) {
+		if o.merge.survives(&h.current, &newer) && (!ended || h.current.revision > o.merge.floor) {
 			if err := o.add(ctx, h.current.entry); err != nil {
 				return err
 			}
@@ -322,6 +327,49 @@ func least(heads []*head, end string) (found *head) {
 		}
 	}
 	return found
+}
+
+// findClusters finds the branches that may still be read: those that exist now or existed at the floor, and the sources
+// of these. A branch cannot begin from a source that had ended at the floor, because no write is computed from a view
+// that is so old.
+func (m *merge) findClusters(ctx context.Context, v *View) error {
+	m.clusters = map[string]bool{}
+	if m.events {
+		return nil
+	}
+	start := BranchKey("").RowKey()
+	for _, at := range []Revision{m.floor, v.Revision()} {
+		for n, err := range v.live(ctx, nil, Keys{start, PrefixEnd(start)}, max(at, v.Floor()), nil, cached) {
+			if err != nil {
+				return fmt.Errorf("look for clusters: %w", err)
+			}
+			row, err := n.row(&recordDecoder{})
+			if err != nil {
+				return err
+			}
+			b, err := decodeBranch(row)
+			if err != nil {
+				return err
+			}
+			m.clusters[strings.Clone(row.ID.Name)] = true
+			for ; b != nil; b = b.Of {
+				m.clusters[b.Source] = true
+			}
+		}
+	}
+	return nil
+}
+
+// ended says whether a key is of a branch that nobody can read any more.
+func (m *merge) ended(key string) bool {
+	cluster, _, _ := strings.Cut(key, "/")
+	return !m.events && IsBranch(cluster) && !m.clusters[cluster]
+}
+
+// hasEnded says whether a part begins or ends with rows of a branch that nobody can read any more. Such rows between
+// others are dropped once something else is merged into their part.
+func (m *merge) hasEnded(p *part) bool {
+	return m.ended(string(p.ref.MinKey)) || m.ended(string(p.ref.MaxKey))
 }
 
 // survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). newer is

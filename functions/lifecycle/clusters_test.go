@@ -220,7 +220,7 @@ func TestBranchesAreRead(t *testing.T) {
 			case !projection.IsBranch(cluster):
 				return servers(ctx, cluster)
 			case ended.Load():
-				return nil, fmt.Errorf("look for the branch: %w", ErrNoCluster)
+				return nil, fmt.Errorf("look for the branch: %w", projection.ErrNoBranch)
 			}
 			asked <- cluster
 			return stateless{c.server}, nil

@@ -148,7 +148,7 @@ func (x *expiry) expire(ctx context.Context, cluster string) (more bool, err err
 		return more, err
 	}
 	one, err := x.of(ctx, cluster)
-	if errors.Is(err, ErrNoCluster) {
+	if errors.Is(err, projection.ErrNoBranch) {
 		return false, nil
 	}
 	if err != nil {

@@ -51,7 +51,7 @@ type Server interface {
 type Config struct {
 	// Cell is the cell whose log is followed. The lifecycle is for all of its clusters, whichever cluster it names.
 	Cell kubestore.Cell
-	// Servers returns the server of a cluster, or ErrNoCluster. It is called when a cluster that was quiet has work,
+	// Servers returns the server of a cluster, or projection.ErrNoBranch. It is called when a cluster that was quiet has work,
 	// and after a task has failed, so it should remember the servers of busy clusters. The lifecycle keeps a server
 	// until its cluster has been quiet for some minutes.
 	Servers func(ctx context.Context, cluster string) (Server, error)
@@ -188,7 +188,7 @@ func (l *Lifecycle) queueStates(ctx context.Context, view *projection.View, q qu
 			continue
 		}
 		tasks, err := l.perform(ctx, t) // at once: main does not wait for other clusters
-		if err != nil && !errors.Is(err, ErrNoCluster) {
+		if err != nil && !errors.Is(err, projection.ErrNoBranch) {
 			return err
 		}
 		for _, next := range tasks {
@@ -215,7 +215,7 @@ func (l *Lifecycle) dispatch(ctx context.Context, v *projection.View, e eventlog
 		l.done(one)
 	}
 	switch {
-	case err == nil || errors.Is(err, ErrNoCluster):
+	case err == nil || errors.Is(err, projection.ErrNoBranch):
 		return nil
 	case cluster == main || ctx.Err() != nil:
 		return err
@@ -323,7 +323,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t queued) {
 		slog.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
 		q.AddAfter(t, pause(notYet.After))
-	case errors.Is(err, ErrNoCluster) || l.hasEnded(ctx, t.cluster):
+	case errors.Is(err, projection.ErrNoBranch) || l.hasEnded(ctx, t.cluster):
 		q.Forget(t)
 	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps another collector's
 		slog.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)

@@ -25,14 +25,11 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// ErrNoCluster is the error of Config.Servers for a cluster that does not exist, or has ended. Its tasks end.
-var ErrNoCluster = errors.New("there is no such cluster")
-
 // Only is Config.Servers for a process that has the server of one cluster.
 func Only(cluster string, server Server) func(context.Context, string) (Server, error) {
 	return func(_ context.Context, asked string) (Server, error) {
 		if asked != cluster {
-			return nil, ErrNoCluster
+			return nil, projection.ErrNoBranch
 		}
 		return server, nil
 	}
@@ -209,7 +206,7 @@ func (l *Lifecycle) drop(cluster string) {
 // task may have made while the cluster ended.
 func (l *Lifecycle) hasEnded(ctx context.Context, cluster string) bool {
 	_, err := l.config.Servers(ctx, cluster)
-	if !errors.Is(err, ErrNoCluster) {
+	if !errors.Is(err, projection.ErrNoBranch) {
 		return false
 	}
 	l.drop(cluster)

@@ -44,7 +44,7 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 		}
 		waits, failures, err := l.onceIn(ctx, cluster)
 		switch {
-		case err == nil || errors.Is(err, ErrNoCluster):
+		case err == nil || errors.Is(err, projection.ErrNoBranch):
 		case cluster == main || ctx.Err() != nil:
 			return nil, err
 		default: // a cluster that cannot be read does not hold up the others

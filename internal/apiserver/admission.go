@@ -351,13 +351,11 @@ type namespaceLifecycle struct {
 	namespaces corelisters.NamespaceLister
 	// rows reads the same namespaces, and also a namespace that the request's own transaction has made.
 	rows *listers.Indexer
-	// uninitialized explains why the namespace 'default', which nobody can delete, is missing.
-	uninitialized string
 }
 
 func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic))
-	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.listers.IndexerOf(&corev1.Namespace{}), s.uninitialized()}, err
+	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.listers.IndexerOf(&corev1.Namespace{})}, err
 }
 
 // Admit decides about creates in a namespace that is missing or active. In a transaction it decides about every
@@ -372,8 +370,8 @@ func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 			return nil
 		case apierrors.IsNotFound(err):
 			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's error says 'namespace'
-			if a.GetNamespace() == metav1.NamespaceDefault {
-				missing.ErrStatus.Message += ": " + l.uninitialized
+			if a.GetNamespace() == metav1.NamespaceDefault { // nobody can delete it
+				missing.ErrStatus.Message += ": " + uninitialized
 			}
 			return missing
 		}

@@ -224,13 +224,12 @@ func BenchmarkBootstrap(b *testing.B) {
 	}
 }
 
-// TestAClusterThatNobodyMade: a misspelled cluster name is noticed by the readiness check and by the first write.
-func TestAClusterThatNobodyMade(t *testing.T) {
+// TestACellThatNobodyMade: a cell that was never initialized is noticed by the readiness check and by the first write.
+func TestACellThatNobodyMade(t *testing.T) {
 	cell := kubestoretest.Cell(t, projection.Config{})
-	cell.Cluster = "mian"
 	s, err := New(Config{Cell: cell})
 	require.NoError(t, err)
-	const what = "cluster 'mian' has not been initialized: run 'logplane init --cluster mian' with the same connection flags"
+	const what = "the cell has not been initialized: run 'logplane init' with the same connection flags"
 	require.ErrorContains(t, s.checkCluster(t.Context()), what)
 	require.Equal(t, 500, request{method: "GET", path: "/readyz"}.do(t, s).code)
 	got := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`}.do(t, s)

@@ -68,6 +68,25 @@ func (s *Server) Cluster(key string) (*Server, error) {
 	return server, nil
 }
 
+// ClusterOf is Cluster for callers that do not know whether the cluster exists: it returns projection.ErrNoBranch for a
+// cluster that does not exist, or that has ended.
+func (s *Server) ClusterOf(ctx context.Context, key string) (*Server, error) {
+	if projection.IsBranch(key) {
+		v, err := s.config.Cell.Projection.Latest(ctx)
+		if err != nil {
+			return nil, err
+		}
+		b, err := v.Branch(ctx, key)
+		if err == nil && b == nil {
+			err = fmt.Errorf("look for cluster '%s': %w", key, projection.ErrNoBranch)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s.Cluster(key)
+}
+
 // root is the beginning of the paths at which clients find this server's cluster, empty for main.
 func (s *Server) root() string {
 	if s == s.main {

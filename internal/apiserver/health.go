@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -42,7 +41,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 }
 
 // checkCluster reads the log and proves its head, since a leader that has lost its followers goes on answering reads.
-// It also fails for a cluster that was never initialized, because the cluster's name may be misspelled.
+// It also fails for a cell that was never initialized.
 func (s *Server) checkCluster(ctx context.Context) error {
 	if _, err := s.config.Cell.Log.Extent(ctx); err != nil {
 		return err
@@ -53,17 +52,14 @@ func (s *Server) checkCluster(ctx context.Context) error {
 	}
 	made, err := bootstrap.Written(ctx, view, s.config.Cell.Cluster)
 	if err == nil && !made {
-		err = errors.New(s.uninitialized())
+		err = errors.New(uninitialized)
 	}
 	s.initialized.Store(made)
 	return err
 }
 
-// uninitialized says how to initialize a cluster that was never initialized.
-func (s *Server) uninitialized() string {
-	cluster := s.config.Cell.Cluster
-	return fmt.Sprintf("cluster '%s' has not been initialized: run 'logplane init --cluster %s' with the same connection flags", cluster, cluster)
-}
+// uninitialized says how to initialize a cell that was never initialized.
+const uninitialized = "the cell has not been initialized: run 'logplane init' with the same connection flags"
 
 // checkWritable reports why writes fail, as far as this process already knows. It writes nothing, so it does not prove
 // that writes succeed.

@@ -22,6 +22,7 @@ import (
 	"github.com/logplane/logplane/cmd/logplane/values"
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/memory"
 	"github.com/logplane/logplane/internal/trust"
@@ -45,7 +46,7 @@ type Connection struct {
 	Servers       eventlog.Servers
 	Stream        string
 	SubjectPrefix string // the first part of every subject
-	Cluster       string
+	Cluster       string // 'main' if it is empty
 	Replicas      int
 	Encryption    string
 	RootCA        string
@@ -85,7 +86,11 @@ func (c *Connection) RegisterPlace(flags *pflag.FlagSet) {
 	flags.StringVar(&c.reads, "reads", "quorum", "how the head of the log is found: 'quorum' proves it on a log with replicas, 'leader' trusts their leader and saves a round trip (docs/guarantees.md)")
 	flags.StringVar(&c.Bucket, "bucket", "", "the cell's bucket: 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
 	c.RegisterS3(flags)
-	flags.StringVar(&c.Cluster, "cluster", "main", "logical cluster, a part of each key and subject; serve one in a cell")
+}
+
+// RegisterCluster adds the flag of commands that look at one cluster of a cell.
+func (c *Connection) RegisterCluster(flags *pflag.FlagSet) {
+	flags.StringVar(&c.Cluster, "cluster", clusters.Main, "cluster of the cell: 'main', or what status.key of a Cluster says")
 }
 
 // RegisterS3 adds the flags that say how an S3 server is reached.
@@ -118,7 +123,7 @@ func (c *Connection) Check() error {
 	if c.reads != "quorum" && c.reads != "leader" {
 		return fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
 	}
-	if wrong := validation.IsDNS1123Label(c.Cluster); wrong != nil {
+	if wrong := validation.IsDNS1123Subdomain(cmp.Or(c.Cluster, clusters.Main)); wrong != nil {
 		return fmt.Errorf("--cluster is '%s': %s", c.Cluster, strings.Join(wrong, "; "))
 	}
 	if c.ReadOnly {
@@ -198,7 +203,7 @@ func (c *Connection) OpenWith(ctx context.Context, config eventlog.Config) (*Cel
 		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, ReadOnly: c.ReadOnly,
 		LogRetention: kept.Log, Retention: kept.Floor, History: kept.History, HistoryRules: kept.Rules, Checkpoints: kept.Checkpoints,
 		Founded: !c.Founds, Tracer: c.Tracer,
-	}, c.Cluster)
+	}, cmp.Or(c.Cluster, clusters.Main))
 	if err != nil {
 		return nil, err
 	}

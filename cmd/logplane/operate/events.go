@@ -56,6 +56,7 @@ func newEvents() *cobra.Command {
 		},
 	}
 	from.where.RegisterPlace(cmd.Flags())
+	from.where.RegisterCluster(cmd.Flags())
 	cmd.Flags().StringVar(&from.folder, "data", "", "folder of a running 'logplane dev', instead of --nats and --bucket")
 	cmd.Flags().StringVar(&from.kubeconfig, "kubeconfig", "", "kubeconfig of a running 'logplane dev'; without it, the one that kubectl uses, unless --bucket is given")
 	cmd.Flags().StringVarP(&filter.namespace, "namespace", "n", "", "print only events of objects in this namespace")

@@ -55,6 +55,7 @@ func newInspect() *cobra.Command {
 // register adds the flags that say where the cell is, for the command and its subcommands.
 func (i *inspection) register(cmd *cobra.Command) {
 	i.where.RegisterPlace(cmd.PersistentFlags())
+	i.where.RegisterCluster(cmd.PersistentFlags())
 	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev' or 'serve', instead of --nats, and of --bucket unless that is given")
 }
 

@@ -44,7 +44,7 @@ func newPermissions() *cobra.Command {
 	cmd.Flags().StringSliceVarP(&p.namespaces, "namespace", "n", nil, "namespace that the subscriber may see; may be repeated (docs/subscribers.md)")
 	cmd.Flags().BoolVar(&p.clusterScoped, "cluster-scoped", false, "let the subscriber see objects without a namespace as well")
 	cmd.Flags().BoolVar(&p.bodies, "bodies", false, "let the subscriber receive the bodies of resources in --events-bodies of 'init'")
-	cmd.Flags().StringVar(&p.cluster, "cluster", "main", "logical cluster, a part of each key and subject; serve one in a cell")
+	cmd.Flags().StringVar(&p.cluster, "cluster", "main", "cluster of the cell: 'main', or what status.key of a Cluster says")
 	cmd.Flags().StringVar(&p.stream, "stream", "logplane", "JetStream stream that is the cell's log: another one for each cell of a NATS account")
 	cmd.Flags().StringVar(&p.prefix, "subject-prefix", "logplane", "first part of every subject: another one for each cell of a NATS account")
 	return cmd
@@ -62,7 +62,7 @@ func (p *permitted) check() error {
 			return fmt.Errorf("--namespace is '%s': %s", namespace, strings.Join(wrong, "; "))
 		}
 	}
-	if wrong := validation.IsDNS1123Label(p.cluster); wrong != nil {
+	if wrong := validation.IsDNS1123Subdomain(p.cluster); wrong != nil {
 		return fmt.Errorf("--cluster is '%s': %s", p.cluster, strings.Join(wrong, "; "))
 	}
 	if wrong := validation.IsDNS1123Subdomain(p.user); wrong != nil {

@@ -78,7 +78,7 @@ func newExpiry() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: lifecycle.Only(opened.Cell.Cluster, server)})
+			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: ofAllClusters(server)})
 			return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 				deleted, err := finisher.Expire(ctx)
 				return map[string]int{"deleted": deleted}, err

@@ -46,7 +46,7 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: lifecycle.Only(opened.Cell.Cluster, server), Settle: settle})
+			finisher := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Servers: ofAllClusters(server), Settle: settle})
 			if once || lambda.Address() != "" {
 				return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 					left, err := finisher.Once(ctx)
@@ -68,4 +68,11 @@ func newLifecycle() *cobra.Command {
 	cmd.Flags().BoolVar(&once, "once", false, "do what there is and exit, as a function that a timer or a queue calls does")
 	cmd.Flags().DurationVar(&settle, "settle", 2*kubestore.Staleness, "how long a namespace stays after its deletion began, in case a write that saw it alive is still on its way; at least 1ms")
 	return cmd
+}
+
+// ofAllClusters returns the servers of a cell's clusters.
+func ofAllClusters(main *apiserver.Server) func(context.Context, string) (lifecycle.Server, error) {
+	return func(ctx context.Context, cluster string) (lifecycle.Server, error) {
+		return main.ClusterOf(ctx, cluster)
+	}
 }
