@@ -85,6 +85,15 @@ func TestClusters(t *testing.T) {
 	require.Empty(t, s.branches(t))
 }
 
+// TestGeneratedNames: the server also completes names of Clusters (row 9).
+func TestGeneratedNames(t *testing.T) {
+	s := newServer(t)
+	body := strings.Replace(branchOf("", ""), `"name":""`, `"generateName":"try-"`, 1)
+	made := s.must(t, 201, request{method: "POST", path: clustersPath, body: body}).object(t)
+	require.Regexp(t, `^try-[a-z0-9]{5}\.[0-9a-f]{12}$`, fieldOf(made, "status.key"))
+	require.Equal(t, []string{fieldOf(made, "status.key").(string)}, s.branches(t))
+}
+
 // TestBranchLivesUntilTheLastFinalizer: the deletion of a Cluster with a finalizer does not end the branch.
 func TestBranchLivesUntilTheLastFinalizer(t *testing.T) {
 	s := newServer(t)

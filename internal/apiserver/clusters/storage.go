@@ -38,7 +38,7 @@ type Config struct {
 func NewStorage(c Config) (genericapiserver.APIGroupInfo, error) {
 	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, metav1.ParameterCodec, codecs)
 	info.NegotiatedSerializer = resources.WithoutProtobuf(codecs)
-	options, err := options(c.Stores)
+	options, err := optionsOf(c.Stores)
 	if err != nil {
 		return info, err
 	}
@@ -61,8 +61,8 @@ func NewStorage(c Config) (genericapiserver.APIGroupInfo, error) {
 	return info, nil
 }
 
-// options says how Clusters are stored: as JSON of version v1.
-func options(stores *resources.Stores) (generic.RESTOptions, error) {
+// optionsOf says how Clusters are stored: as JSON of version v1.
+func optionsOf(stores *resources.Stores) (generic.RESTOptions, error) {
 	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
 		StorageMediaType:  runtime.ContentTypeJSON,
 		StorageSerializer: codecs,
@@ -99,7 +99,8 @@ type registry struct {
 // Create implements rest.Creater.
 func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
 	dryRun := dryrun.IsDryRun(o.DryRun)
-	out, err := r.Store.Create(ctx, obj, r.beginning(func() runtime.Object { return obj }, validate, dryRun), o)
+	store, validate := r.beginning(validate, dryRun)
+	out, err := store.Create(ctx, obj, validate, o)
 	if err != nil {
 		return nil, err
 	}
@@ -108,30 +109,31 @@ func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest
 
 // Update implements rest.Updater. An apply may create.
 func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	var updated runtime.Object
-	info = rest.WrapUpdatedObjectInfo(info, func(_ context.Context, obj, _ runtime.Object) (runtime.Object, error) {
-		updated = obj
-		return obj, nil
-	})
 	dryRun := dryrun.IsDryRun(o.DryRun)
-	create = r.beginning(func() runtime.Object { return updated }, create, dryRun)
-	out, created, err := r.Store.Update(ctx, name, info, create, update, force, o)
+	store, create := r.beginning(create, dryRun)
+	out, created, err := store.Update(ctx, name, info, create, update, force, o)
 	if err == nil && created {
 		err = r.born(ctx, out, dryRun)
 	}
 	return out, created, err
 }
 
-// beginning returns the check that upstream makes last, before it stores a new object. The check also writes the
-// object's status. Upstream gives the check a copy, so stored returns the object itself.
-func (r *registry) beginning(stored func() runtime.Object, validate rest.ValidateObjectFunc, dryRun bool) rest.ValidateObjectFunc {
-	return func(ctx context.Context, obj runtime.Object) error {
+// beginning returns a store for one request, and the check of a new object to pass to it. Upstream makes this check
+// last, so the check also says where the Cluster begins. It is given a copy: only the store knows the object itself.
+func (r *registry) beginning(validate rest.ValidateObjectFunc, dryRun bool) (*genericregistry.Store, rest.ValidateObjectFunc) {
+	var made *Cluster
+	store := *r.Store
+	store.BeginCreate = func(_ context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
+		made = obj.(*Cluster)
+		return func(context.Context, bool) {}, nil
+	}
+	return &store, func(ctx context.Context, obj runtime.Object) error {
 		if validate != nil {
 			if err := validate(ctx, obj); err != nil {
 				return err
 			}
 		}
-		return r.begin(ctx, stored().(*Cluster), dryRun)
+		return r.begin(ctx, made, dryRun)
 	}
 }
 

@@ -92,7 +92,7 @@ func nameErrors(name string, prefix bool) []string {
 	if len(name) > longestName {
 		errs = append(errs, validation.MaxLenError(longestName))
 	}
-	if name == Main {
+	if name == Main && !prefix {
 		errs = append(errs, "every cell has a cluster of this name")
 	}
 	return errs
