@@ -134,7 +134,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	addGroup(root, "serve", "Serve:", append(serve.Commands(), envtest.NewAssets())...)
 	addGroup(root, "look", "Look:", append(operate.Looking(), newVersion())...)
 	addGroup(root, "repair", "Make and repair a cell:", operate.Repairing()...)
-	addGroup(root, "past", "The past:", past.Commands()...)
+	addGroup(root, "past", "The past and branches:", past.Commands()...)
 	restore, _, _ := root.Find([]string{"restore"})
 	operate.AddCopy(restore)
 	root.SetHelpCommandGroupID("look")

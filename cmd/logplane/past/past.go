@@ -1,10 +1,11 @@
-// Package past has the commands 'logplane history', 'changes', 'show', 'diff', 'blame', 'undelete', 'undo' and
-// 'restore'. Like kubectl, the package is only a client: it knows nothing of the log and the bucket, and needs only the
-// rights of its user.
+// Package past has the commands 'logplane history', 'changes', 'show', 'diff', 'blame', 'undelete', 'undo', 'restore',
+// 'branch' and 'branches'. Like kubectl, the package is only a client: it knows nothing of the log and the bucket, and
+// needs only the rights of its user.
 //
 // Nouns. A moment is a revision, a time, an age or a day (internal/moment). A side is the API at one revision, or the
 // present API (internal/sides). A plan is the set of changes that a command would make. The server computes the plan
-// (internal/apiserver/plans), the command prints it, and after a yes the server carries the plan out.
+// (internal/apiserver/plans), the command prints it, and after a yes the server carries the plan out. A branch is a
+// cluster that begins as its source, another cluster, was at a moment (internal/apiserver/clusters).
 package past
 
 import (
@@ -45,7 +46,7 @@ type tool struct {
 
 // Commands are the package's commands. In a kubectl plug-in they are 'kubectl logplane history' and so on.
 func Commands() []*cobra.Command {
-	return []*cobra.Command{newHistory(), newChanges(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore()}
+	return []*cobra.Command{newHistory(), newChanges(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore(), newBranch(), newBranches()}
 }
 
 // command makes a command that reads or writes through the API, with kubectl's flags. The command's writes name the
