@@ -1,12 +1,14 @@
 package localstack
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -21,7 +23,7 @@ import (
 const folderExtension = "logplane.dev/data"
 
 // writeKubeconfig writes a file that points kubectl at the API, and returns its absolute path. The file is in the data
-// folder unless a path is given.
+// folder unless a path is given. What the replaced file has for branches of the same folder stays.
 func writeKubeconfig(folder, path string, to *rest.Config) (string, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
@@ -36,6 +38,7 @@ func writeKubeconfig(folder, path string, to *rest.Config) (string, error) {
 	}
 	config := kubeconfigOf(to.Host, to.CAData, to.CertData, to.KeyData)
 	config.Clusters[kubeconfigName].Extensions = map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}}
+	keepBranches(config, path)
 	written, err := clientcmd.Write(*config)
 	if err != nil {
 		return "", fmt.Errorf("write the kubeconfig: %w", err)
@@ -44,6 +47,49 @@ func writeKubeconfig(folder, path string, to *rest.Config) (string, error) {
 		return "", fmt.Errorf("write the kubeconfig: %w", err)
 	}
 	return path, nil
+}
+
+// keepBranches adds the contexts of branches that the replaced file has ('logplane branch'). They lead to the server of
+// the new file, whose address may be another one.
+func keepBranches(config *clientcmdapi.Config, path string) {
+	replaced, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		return // no branches of ours
+	}
+	to := config.Clusters[kubeconfigName]
+	for name, context := range replaced.Contexts {
+		entry := replaced.Clusters[context.Cluster]
+		if !isBranch(context.Cluster, entry) || !bytes.Equal(folderIn(entry), folderIn(to)) || config.AuthInfos[context.AuthInfo] == nil {
+			continue
+		}
+		_, cluster, _ := strings.Cut(entry.Server, clusterPath)
+		branch := to.DeepCopy()
+		branch.Server += clusterPath + cluster
+		config.Clusters[context.Cluster], config.Contexts[name] = branch, context
+		if replaced.CurrentContext == name {
+			config.CurrentContext = name
+		}
+	}
+}
+
+// clusterPath is between the URL of the API and the name of a branch.
+const clusterPath = "/clusters/"
+
+// isBranch says whether 'logplane branch' has made an entry of our own entry.
+func isBranch(name string, entry *clientcmdapi.Cluster) bool {
+	return strings.HasPrefix(name, kubeconfigName+"/") && folderIn(entry) != nil && strings.Contains(entry.Server, clusterPath)
+}
+
+// folderIn returns an entry's extension that names a data folder, or nil.
+func folderIn(entry *clientcmdapi.Cluster) []byte {
+	if entry == nil {
+		return nil
+	}
+	extension, found := entry.Extensions[folderExtension].(*runtime.Unknown)
+	if !found {
+		return nil
+	}
+	return extension.Raw
 }
 
 // checkReplaceable refuses a file that holds anything but a kubeconfig from writeKubeconfig.
@@ -68,14 +114,23 @@ func checkReplaceable(path string) error {
 	return fmt.Errorf("--kubeconfig is '%s', which Logplane has not written and so does not replace: name another file", path)
 }
 
-// isOurs reports whether a file has the cluster of one 'logplane dev' and nothing else.
+// isOurs reports whether a file has the cluster of one 'logplane dev', the cluster's branches, and nothing else.
 func isOurs(path string) bool {
 	config, err := clientcmd.LoadFromFile(path)
-	if err != nil || len(config.Clusters) != 1 || len(config.AuthInfos) != 1 || len(config.Contexts) != 1 {
+	if err != nil || len(config.AuthInfos) != 1 || folderIn(config.Clusters[kubeconfigName]) == nil {
 		return false
 	}
-	cluster, found := config.Clusters[kubeconfigName]
-	return found && cluster.Extensions[folderExtension] != nil
+	for name, entry := range config.Clusters {
+		if name != kubeconfigName && !isBranch(name, entry) {
+			return false
+		}
+	}
+	for name, context := range config.Contexts {
+		if name != kubeconfigName && !isBranch(context.Cluster, config.Clusters[context.Cluster]) {
+			return false
+		}
+	}
+	return true
 }
 
 // kubeconfigName is the name of the cluster, the user and the context in our kubeconfigs.
@@ -109,14 +164,14 @@ func FolderOf(kubeconfig string) (string, error) {
 	if !found {
 		return "", nil
 	}
-	extension, found := cluster.Extensions[folderExtension].(*runtime.Unknown)
-	if !found {
+	extension := folderIn(cluster)
+	if extension == nil {
 		return "", nil
 	}
 	var named struct {
 		Folder string `json:"folder"`
 	}
-	if err := json.Unmarshal(extension.Raw, &named); err != nil {
+	if err := json.Unmarshal(extension, &named); err != nil {
 		return "", fmt.Errorf("read the kubeconfig's extension '%s': %w", folderExtension, err)
 	}
 	return named.Folder, nil
