@@ -119,6 +119,25 @@ func (p *Projection) branchOf(ctx context.Context, keys Keys) (*Branch, error) {
 	return p.branches.Add(strings.Clone(cluster), "", b, branchBytes), nil
 }
 
+// CheckCluster fails if a cluster cannot be read at a revision: with ErrNoBranch if it does not exist as of the newest
+// view, and with ErrExpired if it begins later.
+func (p *Projection) CheckCluster(ctx context.Context, cluster string, at Revision) error {
+	v := p.view.Load()
+	if !IsBranch(cluster) || v == nil {
+		return nil
+	}
+	b, err := v.Branch(ctx, cluster)
+	switch {
+	case err != nil:
+		return err
+	case b == nil:
+		return fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
+	case at < b.At:
+		return b.after(at)
+	}
+	return nil
+}
+
 // begun fails with ErrExpired if some keys are of a branch that begins after the revision.
 func (v *View) begun(ctx context.Context, keys Keys, at Revision) error {
 	b, err := v.p.branchOf(ctx, keys)

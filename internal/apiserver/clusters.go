@@ -312,7 +312,7 @@ func (s *Server) begins(ctx context.Context, from *clusters.ClusterSource, dryRu
 		}
 	}
 	if b.Of != nil && b.At < b.Of.At {
-		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.at: cluster '%s' begins at revision %d, after %d", from.Cluster, b.Of.At, b.At))
+		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.at: cluster '%s' begins at revision %d, after %d: name a later moment, or branch its source", from.Cluster, b.Of.At, b.At))
 	}
 	if b.Depth() > projection.MaxDepth {
 		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.cluster: '%s' is the last of %d clusters that lie on each other: branch an earlier one", from.Cluster, projection.MaxDepth))
@@ -419,6 +419,6 @@ func (s *Server) renew(ctx context.Context) error {
 			writes = append(writes, w)
 		}
 	}
-	_, err = view.Append(ctx, string(uuid.NewUUID()), writes...)
+	_, err = s.config.Cell.Append(ctx, view, writes...)
 	return err
 }

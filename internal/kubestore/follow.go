@@ -48,6 +48,9 @@ func (w *watcher) follow(ctx context.Context) error {
 	if v != nil && w.position < v.Floor() {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
 	}
+	if err := w.Projection.CheckCluster(ctx, w.Cluster, w.position); err != nil {
+		return err
+	}
 	if err := w.sendPast(ctx, sub, past); err != nil {
 		if errors.Is(err, ErrDropped) { // the objects may be stored in another version now, so the client must list
 			return fmt.Errorf("%w: %w", projection.ErrExpired, err)

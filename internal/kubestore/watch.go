@@ -225,7 +225,7 @@ func (w *watcher) endWell(ctx context.Context, lasting error) error {
 
 // passing says that the failed operation may succeed later.
 func passing(err error) bool {
-	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrTooMuch, projection.ErrTrimmed, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
+	for _, final := range []error{errEnded, projection.ErrNoBranch, projection.ErrExpired, projection.ErrTooMuch, projection.ErrTrimmed, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
 		if errors.Is(err, final) {
 			return false
 		}

@@ -171,6 +171,9 @@ func (f *Feed) fanOut(e *Event) {
 	for _, s := range left {
 		f.push(s, d, e.Revision-1)
 	}
+	if e.Op == eventlog.Deleted && e.Key == projection.BranchKey(e.Key.Name) {
+		f.leaveAll(e.Key.Name, e.Revision)
+	}
 	clear(f.concerned) // else a watch that has left would stay in memory, with its unread deliveries
 }
 
@@ -214,6 +217,15 @@ func (f *Feed) end() {
 		close(s.joined)
 	}
 	clear(f.audiences)
+}
+
+// leaveAll makes all watches of a cluster leave the feed. They find out whether the cluster has ended. It requires mu.
+func (f *Feed) leaveAll(cluster string, upTo eventlog.Revision) {
+	for s := range f.all() {
+		if strings.HasPrefix(s.Start, cluster+"/") {
+			f.drop(s, upTo)
+		}
+	}
 }
 
 // all yields the subscriptions of every audience. It requires mu.
