@@ -164,11 +164,12 @@ func (l *Lifecycle) done(one *life) {
 	one.used = time.Now()
 }
 
-// isIdle says whether nobody uses a life and nothing waits in it. The caller holds keeping.
+// isIdle says whether nobody uses a life and nothing waits in it. Main's life is never idle: it is one of a hundred
+// thousand, and most cells have no other. The caller holds keeping.
 func (l *life) isIdle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.users == 0 && len(l.terminating) == 0
+	return l.users == 0 && len(l.terminating) == 0 && l.cluster != main
 }
 
 // dropOldest drops the idle life that was not used for the longest time. The caller holds keeping.
