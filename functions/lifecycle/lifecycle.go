@@ -51,9 +51,9 @@ type Server interface {
 type Config struct {
 	// Cell is the cell whose log is followed. The lifecycle is for all of its clusters, whichever cluster it names.
 	Cell kubestore.Cell
-	// Servers returns the server of a cluster, or projection.ErrNoBranch. It is called when a cluster that was quiet has work,
-	// and after a task has failed, so it should remember the servers of busy clusters. The lifecycle keeps a server
-	// until its cluster has been quiet for some minutes.
+	// Servers returns the server of a cluster, or projection.ErrNoBranch. It is called when a cluster that was quiet
+	// has work, and after a task has failed, so it should remember the servers of busy clusters. The lifecycle keeps a
+	// server until its cluster has been quiet for some minutes.
 	Servers func(ctx context.Context, cluster string) (Server, error)
 	// Settle is how long after the beginning of a namespace's termination a create may still be appended in that
 	// namespace; 2 s by default. A create reads the namespace from the view on which the create is based, and that view

@@ -185,6 +185,9 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 			at = eventlog.Revision(of)
 		}
 	}
+	if err := p.CheckCluster(ctx, s.config.Cell.Cluster, at); err != nil {
+		return nil, err
+	}
 	var v *projection.View
 	at, err = p.EndOf(ctx, at)
 	if err == nil {
