@@ -120,6 +120,9 @@ func (b *branches) step(p *Projection) {
 	if live && b.IntN(3) == 0 {
 		w = at.Delete()
 	}
+	if live && b.IntN(15) == 0 { // no writer of ours does this
+		w.event.Op, w.event.Base = eventlog.Added, 0
+	}
 	if live && row.Origin != "" {
 		b.done[fmt.Sprint("inherited ", w.event.Op)]++
 	}
@@ -342,12 +345,12 @@ func (b *branches) checkVersions(p *Projection) {
 func TestBranches(t *testing.T) {
 	quiet(t)
 	done := map[string]int{}
-	for seed := range seeds(6) {
+	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
 			b := newBranches(newCell(t, small), seed)
 			if seed%2 == 1 { // two versions fill a block
-				b.pad = strings.Repeat(" ", 40_000)
+				b.pad = strings.Repeat(" ", 30_000)
 			}
 			cold := func() *Projection {
 				p := b.over(lax{b.bucket}, small)
@@ -356,7 +359,7 @@ func TestBranches(t *testing.T) {
 			}
 			projections := []*Projection{cold(), cold(), cold()}
 			tending := random{cell: b.cell, Rand: b.Rand}
-			for i := range 150 {
+			for i := range 110 {
 				p := projections[b.IntN(len(projections))]
 				for range 1 + b.IntN(5) {
 					b.step(p)
@@ -383,7 +386,9 @@ func TestBranches(t *testing.T) {
 			b.endAll(cold())
 		})
 	}
-	t.Log(done)
+	if seeds(4) < 4 {
+		return
+	}
 	for _, what := range []string{"void", "conflict", "inherited 2", "inherited 3", "depth 1", "depth 2", "depth 3", "orphan", "held", "left out"} {
 		require.NotZero(t, done[what], what)
 	}
