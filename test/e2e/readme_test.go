@@ -62,6 +62,23 @@ func TestHistoryTour(t *testing.T) {
 	}
 }
 
+// TestBranchesTour executes every command of docs/branches.md, in order.
+func TestBranchesTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs all of docs/branches.md")
+	}
+	t.Parallel()
+	blocks := product.Snippets(t, "docs/branches.md")["sh branches"]
+	require.Len(t, blocks, 5)
+	said := tour(t, "PATH=$PWD/bin:$PATH", blocks[0], blocks[1], blocks[2], blocks[3], "echo; echo then", blocks[4])
+	for _, expected := range []string{"cluster 'trial' was created", "deployment.apps/web", `namespace "shop" deleted`, "configmap/note created", "  second", "blank"} {
+		require.Contains(t, said, expected)
+	}
+	require.Contains(t, said, "4cluster 'second' was created", "it begins before the change")
+	_, end, _ := strings.Cut(said, "\nthen\n")
+	require.Regexp(t, "4$", end, "a branch outlives its source")
+}
+
 // tour starts a server with a home folder of its own, runs the commands in that folder, and returns their output.
 func tour(t *testing.T, commands ...string) string {
 	home := t.TempDir()
