@@ -370,7 +370,7 @@ func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 			return nil
 		case apierrors.IsNotFound(err):
 			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's error says 'namespace'
-			if a.GetNamespace() == metav1.NamespaceDefault { // nobody can delete it
+			if a.GetNamespace() == metav1.NamespaceDefault {                                  // nobody can delete it
 				missing.ErrStatus.Message += ": " + uninitialized
 			}
 			return missing

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -27,6 +28,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/clusters"
+	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
 	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -147,7 +149,8 @@ func (s *Server) withClusters(h http.Handler) http.Handler {
 				w.Header().Set("Location", visit.root+to)
 			}
 		})
-		server.Handler.ServeHTTP(answers.OnBegin(w, keep), stripped.WithContext(context.WithValue(stripped.Context(), visitKey{}, visit)))
+		ctx := context.WithValue(gate.InCluster(r.Context(), key), visitKey{}, visit)
+		server.Handler.ServeHTTP(answers.OnBegin(w, keep), stripped.WithContext(ctx))
 	})
 }
 
@@ -349,7 +352,12 @@ func (s *Server) hold(ctx context.Context, at eventlog.Revision, dryRun bool) er
 	if dryRun {
 		return nil
 	}
-	if err := s.config.Cell.Projection.Hold(ctx, at); err != nil {
+	err := s.config.Cell.Projection.Hold(ctx, at)
+	switch {
+	case errors.Is(err, projection.ErrExpired):
+		return apierrors.NewResourceExpired(fmt.Sprintf("spec.from.at: revision %d is older than --retention, so no cluster can begin there; the oldest revision that is not: %d",
+			at, s.config.Cell.Projection.Current().Floor()))
+	case err != nil:
 		return s.config.Cell.RevisionError(ctx, err, at)
 	}
 	return nil

@@ -109,13 +109,22 @@ func (g *Gate) StopWatches() (ends []func(), ended <-chan struct{}) { return g.w
 // CheckDraining is the readiness check that keeps new clients away while the process stops.
 func (g *Gate) CheckDraining(*http.Request) error { return g.watches.checkDraining() }
 
+type tenantKey struct{}
+
+// InCluster returns a context of a request for a cluster other than main. Its users are other guests than the users of
+// the same names in other clusters.
+func InCluster(ctx context.Context, cluster string) context.Context {
+	return context.WithValue(ctx, tenantKey{}, cluster)
+}
+
 // guestOf returns the user whose seat a request takes, and false for a request that needs no seat.
 func (g *Gate) guestOf(ctx context.Context) (name string, ok bool) {
 	user, _ := apirequest.UserFrom(ctx)
 	if loopback.Is(ctx) || g.exempt(user) {
 		return "", false
 	}
-	return user.GetName(), true
+	cluster, _ := ctx.Value(tenantKey{}).(string)
+	return cluster + "/" + user.GetName(), true
 }
 
 // exempt says whether a user is always served. If nobody has to show credentials, everybody is an administrator, and
