@@ -154,7 +154,7 @@ func (g *Gate) WithBody(h http.Handler) http.Handler {
 			return
 		}
 		user, _ := apirequest.UserFrom(r.Context())
-		b := &body{of: &g.bodies, user: user.GetName(), exempt: g.exempt(user)}
+		b := &body{of: &g.bodies, user: guestName(r.Context(), user), exempt: g.exempt(user)}
 		defer b.end()
 		read, err := b.read(r.Body, r.ContentLength, g.config.MaxBody)
 		if err != nil {

@@ -109,12 +109,12 @@ func (g *Gate) StopWatches() (ends []func(), ended <-chan struct{}) { return g.w
 // CheckDraining is the readiness check that keeps new clients away while the process stops.
 func (g *Gate) CheckDraining(*http.Request) error { return g.watches.checkDraining() }
 
-type tenantKey struct{}
+type clusterKey struct{}
 
 // InCluster returns a context of a request for a cluster other than main. Its users are other guests than the users of
 // the same names in other clusters.
 func InCluster(ctx context.Context, cluster string) context.Context {
-	return context.WithValue(ctx, tenantKey{}, cluster)
+	return context.WithValue(ctx, clusterKey{}, cluster)
 }
 
 // guestOf returns the user whose seat a request takes, and false for a request that needs no seat.
@@ -123,8 +123,15 @@ func (g *Gate) guestOf(ctx context.Context) (name string, ok bool) {
 	if loopback.Is(ctx) || g.exempt(user) {
 		return "", false
 	}
-	cluster, _ := ctx.Value(tenantKey{}).(string)
-	return cluster + "/" + user.GetName(), true
+	return guestName(ctx, user), true
+}
+
+// guestName is the name under which a user's seats, bodies and watches are counted.
+func guestName(ctx context.Context, u user.Info) string {
+	if cluster, ok := ctx.Value(clusterKey{}).(string); ok {
+		return cluster + "/" + u.GetName()
+	}
+	return u.GetName()
 }
 
 // exempt says whether a user is always served. If nobody has to show credentials, everybody is an administrator, and

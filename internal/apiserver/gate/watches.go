@@ -169,7 +169,7 @@ func (g *Gate) WithWatchLimits(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if o := WatchOf(r.Context()); o != nil {
 			if user, ok := apirequest.UserFrom(r.Context()); ok {
-				o.user = user.GetName()
+				o.user = guestName(r.Context(), user)
 			}
 			if err := g.watches.admit(o); err != nil {
 				w.Header().Set("Connection", "close") // the next try may reach another process
