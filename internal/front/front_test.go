@@ -118,10 +118,13 @@ func TestDestinations(t *testing.T) {
 		"/api/v1/watch/namespaces/a/configmaps":   "watcher",
 		"/apis/apps/v1/deployments?watch=true":    "watcher",
 		"/apis?watch=true":                        "api",
-		"/version":                                "api",
-		"/metrics":                                "api",
-		objects + "?watch=true&limit=x;%zz":       "watcher", // the query has no meaning, as both servers say
-		objects + "?watch=" + long("true&a=", 64): "api",     // too long for any server of a cell
+		"/clusters/a" + objects + "?watch=true":   "watcher",
+		"/clusters/a" + objects:                   "api",
+		"/clusters/a/at/5" + objects + "?watch=1": "api",
+		"/version":                          "api",
+		"/metrics":                          "api",
+		objects + "?watch=true&limit=x;%zz": "watcher", // the query has no meaning, as both servers say
+		objects + "?watch=" + long("true&a=", 64): "api", // too long for any server of a cell
 	} {
 		require.Equal(t, want, send(t, "GET", at+path, "").body, path)
 	}
