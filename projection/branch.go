@@ -294,3 +294,39 @@ func (i *inheritance) count(ctx context.Context, v *View, keys Keys, at Revision
 	}
 	return n, nil
 }
+
+// clusters are the branches that may still be read; nil is all of them.
+type clusters map[string]bool
+
+// clusters returns the branches that exist now or existed at the floor, and the sources of these. A branch cannot begin
+// from a source that had ended at the floor, because no write is computed from a view that is so old.
+func (v *View) clusters(ctx context.Context) (clusters, error) {
+	all := clusters{}
+	start := BranchKey("").RowKey()
+	for _, at := range []Revision{v.Floor(), v.Revision()} {
+		for n, err := range v.live(ctx, nil, Keys{start, PrefixEnd(start)}, at, nil, cached) {
+			if err != nil {
+				return nil, fmt.Errorf("look for clusters: %w", err)
+			}
+			row, err := n.row(&recordDecoder{})
+			if err != nil {
+				return nil, err
+			}
+			b, err := decodeBranch(row)
+			if err != nil {
+				return nil, err
+			}
+			all[strings.Clone(row.ID.Name)] = true
+			for ; b != nil; b = b.Of {
+				all[strings.Clone(b.Source)] = true
+			}
+		}
+	}
+	return all, nil
+}
+
+// ended says whether a key is of a branch that nobody can read any more.
+func (c clusters) ended(key string) bool {
+	cluster, _, _ := strings.Cut(key, "/")
+	return c != nil && IsBranch(cluster) && !c[cluster]
+}

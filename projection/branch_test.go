@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -277,6 +278,39 @@ func (b *branches) check(p *Projection) {
 	}
 }
 
+// checkPast compares one branch with the model at a moment that may be below the floor.
+func (b *branches) checkPast(p *Projection) {
+	alive := b.alive()
+	cluster := alive[b.IntN(len(alive))]
+	m := b.clusters[cluster]
+	head := p.Current().Revision()
+	at := m.revisions[0] + Revision(b.IntN(int(head-m.revisions[0])+1))
+	v, err := p.AsOf(b.ctx, at)
+	if errors.Is(err, ErrExpired) {
+		return
+	}
+	require.NoError(b.t, err)
+	if at < p.Current().Floor() {
+		b.done[fmt.Sprint("past of a branch ", m.depth > 0)]++
+	}
+	keys, got := Keys{inCluster(cluster, "").RowKey(), PrefixEnd(inCluster(cluster, "").RowKey())}, map[string]string{}
+	for row, err := range v.Scan(b.ctx, keys.Start, keys.End, at) {
+		require.NoError(b.t, err)
+		got[row.ID.Name] = fmt.Sprintf("%s@%d", row.Value, row.Revision)
+	}
+	require.Equal(b.t, m.at(at), got, "%s at %d", cluster, at)
+	name := b.names[b.IntN(len(b.names))]
+	row, live, err := p.GetAt(b.ctx, inCluster(cluster, name).RowKey(), at)
+	require.NoError(b.t, err)
+	require.Equal(b.t, m.at(at)[name] != "", live)
+	if live {
+		require.Equal(b.t, m.at(at)[name], fmt.Sprintf("%s@%d", row.Value, row.Revision))
+	}
+	n, err := v.Count(b.ctx, keys.Start, keys.End, at)
+	require.NoError(b.t, err)
+	require.Len(b.t, got, n)
+}
+
 // checkSelection checks that a selection has every wanted row, and only rows that exist.
 func (b *branches) checkSelection(v *View, keys Keys, at Revision, want map[string]string) {
 	fact := Fact(b.IntN(4))
@@ -347,7 +381,10 @@ func TestBranches(t *testing.T) {
 	done := map[string]int{}
 	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
+			small := func(c *Config) {
+				c.InlineBytes = []int{1, 600, 3000}[seed%3]
+				c.History, c.Checkpoints = time.Hour, []CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
+			}
 			b := newBranches(newCell(t, small), seed)
 			if seed%2 == 1 { // two versions fill a block
 				b.pad = strings.Repeat(" ", 30_000)
@@ -379,6 +416,7 @@ func TestBranches(t *testing.T) {
 				}
 				b.check(p)
 				b.checkVersions(p)
+				b.checkPast(p)
 			}
 			for k, n := range b.done {
 				done[k] += n
@@ -389,7 +427,7 @@ func TestBranches(t *testing.T) {
 	if seeds(4) < 4 {
 		return
 	}
-	for _, what := range []string{"void", "conflict", "inherited 2", "inherited 3", "depth 1", "depth 2", "depth 3", "orphan", "held", "left out"} {
+	for _, what := range []string{"void", "conflict", "inherited 2", "inherited 3", "depth 1", "depth 2", "depth 3", "orphan", "held", "left out", "past of a branch true"} {
 		require.NotZero(t, done[what], what)
 	}
 }

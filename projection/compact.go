@@ -46,8 +46,8 @@ type merge struct {
 	// when the compaction began.
 	floor, purge Revision
 	holds        []mark
-	// clusters are the branches that may still be read. The rows of other branches are dropped below the floor.
-	clusters map[string]bool
+	// clusters are those that may still be read. The rows of ended branches are dropped below the floor.
+	clusters clusters
 	// generation and forgets are those of the root.
 	generation, forgets uint64
 }
@@ -95,8 +95,11 @@ func (p *Projection) atHand(ctx context.Context) (*View, error) {
 
 // compact does a compaction, and reports whether it did. Losing to another projector is not an error.
 func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
-	if err := m.findClusters(ctx, v); err != nil {
-		return false, fmt.Errorf("compact: %w", err)
+	if !m.events { // events stay, as long as the archive does
+		var err error
+		if m.clusters, err = v.clusters(ctx); err != nil {
+			return false, fmt.Errorf("compact: %w", err)
+		}
 	}
 	out, err := v.p.merge(ctx, m)
 	if err == nil {
@@ -292,7 +295,7 @@ func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end s
 			return nil
 		}
 		if h.current.key != key {
-			key, newer, ended = h.current.key, nowhere, o.merge.ended(h.current.key)
+			key, newer, ended = h.current.key, nowhere, o.merge.clusters.ended(h.current.key)
 		}
 		if o.merge.survives(&h.current, &newer) && (!ended || h.current.revision > o.merge.floor) {
 			if err := o.add(ctx, h.current.entry); err != nil {
@@ -329,47 +332,10 @@ func least(heads []*head, end string) (found *head) {
 	return found
 }
 
-// findClusters finds the branches that may still be read: those that exist now or existed at the floor, and the sources
-// of these. A branch cannot begin from a source that had ended at the floor, because no write is computed from a view
-// that is so old.
-func (m *merge) findClusters(ctx context.Context, v *View) error {
-	m.clusters = map[string]bool{}
-	if m.events {
-		return nil
-	}
-	start := BranchKey("").RowKey()
-	for _, at := range []Revision{m.floor, v.Revision()} {
-		for n, err := range v.live(ctx, nil, Keys{start, PrefixEnd(start)}, max(at, v.Floor()), nil, cached) {
-			if err != nil {
-				return fmt.Errorf("look for clusters: %w", err)
-			}
-			row, err := n.row(&recordDecoder{})
-			if err != nil {
-				return err
-			}
-			b, err := decodeBranch(row)
-			if err != nil {
-				return err
-			}
-			m.clusters[strings.Clone(row.ID.Name)] = true
-			for ; b != nil; b = b.Of {
-				m.clusters[b.Source] = true
-			}
-		}
-	}
-	return nil
-}
-
-// ended says whether a key is of a branch that nobody can read any more.
-func (m *merge) ended(key string) bool {
-	cluster, _, _ := strings.Cut(key, "/")
-	return !m.events && IsBranch(cluster) && !m.clusters[cluster]
-}
-
 // hasEnded says whether a part begins or ends with rows of a branch that nobody can read any more. Such rows between
 // others are dropped once something else is merged into their part.
 func (m *merge) hasEnded(p *part) bool {
-	return m.ended(string(p.ref.MinKey)) || m.ended(string(p.ref.MaxKey))
+	return m.clusters.ended(string(p.ref.MinKey)) || m.clusters.ended(string(p.ref.MaxKey))
 }
 
 // survives gets the versions of a key, newest first, and says whether the next version is kept (invariant 11). newer is

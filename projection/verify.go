@@ -69,6 +69,8 @@ type verification struct {
 	problems []error
 	// unread: some object could not be read, so an apparent contradiction proves nothing.
 	unread bool
+	// clusters are those whose rows the root needs.
+	clusters clusters
 	// rows and events are ascending by revision once all of them are read.
 	rows, events []fact
 }
@@ -81,12 +83,12 @@ type fact struct {
 	key, head uint64
 	body      uint32
 	flags     segment.Flags
-	// trimmed: a rule may have trimmed the event.
-	trimmed bool
+	// trimmed: a rule may have trimmed the event. ended: the row may have been dropped, with an ended branch.
+	trimmed, ended bool
 }
 
 func (v *verification) factOf(r *record) fact {
-	return fact{trimmed: r.Revision <= v.root.keptFrom(r.key), revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
+	return fact{trimmed: r.Revision <= v.root.keptFrom(r.key), ended: v.clusters.ended(r.key), revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
 		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: uint32(xxhash.Sum64(r.Body))}
 }
 
@@ -127,6 +129,11 @@ func (v *verification) run(ctx context.Context) error {
 // read reads all objects that a snapshot names, and checks that they are one history.
 func (v *verification) read(ctx context.Context, snap *snapshot) {
 	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
+	var err error
+	if v.clusters, err = viewOf(snap).clusters(ctx); err != nil {
+		v.unread = true
+		v.report("%w", err)
+	}
 	v.Objects++
 	v.readFooters(ctx)
 	v.rows = make([]fact, 0, countRows(v.root.Segments)+uint64(len(snap.records)))
@@ -315,7 +322,7 @@ func (v *verification) compareFloor() {
 			continue
 		}
 		newest = e
-		if e.flags&segment.Tombstone == 0 && find(v.rows, e.revision) == nil {
+		if e.flags&segment.Tombstone == 0 && !e.ended && find(v.rows, e.revision) == nil {
 			v.report("the event at revision %d, its key's last at the floor, has no row", e.revision)
 		}
 	}
