@@ -11,13 +11,7 @@ import (
 	"sync"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -27,6 +21,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
+	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/gate"
 	"github.com/logplane/logplane/internal/apiserver/loopback"
@@ -363,70 +358,9 @@ func (s *Server) hold(ctx context.Context, at eventlog.Revision, dryRun bool) er
 	return nil
 }
 
-// creatorBinding is the name of the binding that makes a cluster's creator its administrator.
-const creatorBinding = "logplane:creator"
-
-// born makes the creator of a cluster its administrator, and gives the objects by which others tell clusters apart uids
-// of their own.
+// born writes what a new cluster does not share with its source.
 func (s *Server) born(ctx context.Context, c *clusters.Cluster) error {
-	server, err := s.Cluster(c.Status.Key)
-	if err != nil {
-		return err
-	}
-	if err := server.renew(ctx); err != nil {
-		return fmt.Errorf("give cluster '%s' uids of its own: %w", c.Name, err)
-	}
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: creatorBinding},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: c.Status.Creator}},
-	}
-	bindings := server.client.RbacV1().ClusterRoleBindings()
-	_, err = bindings.Create(ctx, binding, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) { // of the source's creator
-		_, err = bindings.Update(ctx, binding, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("make the creator of cluster '%s' its administrator: %w", c.Name, err)
-	}
-	return nil
-}
-
-// renew gives the namespaces of the system, and their accounts, new uids.
-func (s *Server) renew(ctx context.Context) error {
-	view, err := s.config.Cell.Projection.Latest(ctx)
-	if err != nil {
-		return err
-	}
-	var writes []projection.Write
-	for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
-		for key, object := range map[eventlog.Key]runtime.Object{
-			s.stores.Key(corev1.Resource("namespaces"), "", namespace):             &corev1.Namespace{},
-			s.stores.Key(corev1.Resource("serviceaccounts"), namespace, "default"): &corev1.ServiceAccount{},
-		} {
-			at, err := view.State(ctx, key)
-			if err != nil {
-				return err
-			}
-			row, live := at.Row()
-			if !live {
-				continue
-			}
-			plain, err := s.plain(ctx, row)
-			if err != nil {
-				return err
-			}
-			if err := s.stores.DecodeCore(plain, object); err != nil {
-				return err
-			}
-			object.(metav1.Object).SetUID(types.UID(uuid.NewUUID()))
-			w, err := s.stores.PutCore(ctx, at, key, object)
-			if err != nil {
-				return err
-			}
-			writes = append(writes, w)
-		}
-	}
-	_, err = s.config.Cell.Append(ctx, view, writes...)
-	return err
+	cell := s.config.Cell
+	cell.Cluster = c.Status.Key
+	return bootstrap.WriteBorn(ctx, bootstrap.Config{Cell: cell, Stores: s.stores}, c.Status.Creator)
 }

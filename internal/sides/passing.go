@@ -26,6 +26,7 @@ var Passing = map[schema.GroupResource]bool{
 	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:            true,
 	{Group: "resource.k8s.io", Resource: "resourceslices"}:                 true,
 	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
+	{Group: "clusters.logplane.dev", Resource: "clusters"}:                 true, // what a deleted one had is gone
 }
 
 // EndpointSlices are passing if they have a controller.

@@ -61,6 +61,8 @@ func (p *planner) servedNow(object history.Reference, version string) (k sides.K
 		why = fmt.Sprintf("it was stored as %s, which is no longer served", schema.GroupVersion{Group: of.Group, Version: version})
 	} else if !ok {
 		why = fmt.Sprintf("its kind is not served now: 'undelete crd/%s' brings it back", of)
+	} else if of == (schema.GroupResource{Group: "clusters.logplane.dev", Resource: "clusters"}) {
+		why = "what a cluster has is gone with it: make a new one"
 	}
 	return k, why, nil
 }
