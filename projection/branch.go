@@ -92,6 +92,21 @@ func (v *View) Branch(ctx context.Context, cluster string) (*Branch, error) {
 // expiring begins the paths of objects that soon expire, and that no branch inherits: Events.
 const expiring = "events/"
 
+// OnlyBy says whether everything that was written in a branch was written by one user.
+func (v *View) OnlyBy(ctx context.Context, branch, user string) (bool, error) {
+	var decoder recordDecoder
+	for n, err := range v.own(ctx, branch+"/", PrefixEnd(branch+"/"), v.Revision(), nil, cached) {
+		if err != nil {
+			return false, err
+		}
+		row, err := n.row(&decoder)
+		if err != nil || row.Author.User != user {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 // branchBytes is about how much memory it takes to remember where a branch begins.
 const branchBytes = 200
 

@@ -19,6 +19,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/bootstrap"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -202,7 +204,7 @@ func (l *Lifecycle) queueStates(ctx context.Context, view *projection.View, q qu
 func (l *Lifecycle) dispatch(ctx context.Context, v *projection.View, e eventlog.Event, q queues) error {
 	cluster := e.Key.Cluster
 	switch {
-	case e.Op == eventlog.Barrier:
+	case e.Op == eventlog.Barrier, e.Author.User == bootstrap.Birth.User:
 		return nil
 	case e.Key == projection.BranchKey(e.Key.Name):
 		return l.beginOrEnd(ctx, v, e.Key, q)
@@ -228,11 +230,12 @@ func (l *Lifecycle) dispatch(ctx context.Context, v *projection.View, e eventlog
 
 // beginOrEnd handles the event of a branch's row.
 func (l *Lifecycle) beginOrEnd(ctx context.Context, v *projection.View, row eventlog.Key, q queues) error {
-	_, exists, err := v.Get(ctx, row.RowKey(), v.Revision())
+	b, err := v.Branch(ctx, row.Name)
 	switch {
 	case err != nil:
 		return fmt.Errorf("look for branch '%s': %w", row.Name, err)
-	case exists:
+	case b != nil && b.Source == clusters.Template: // which has no unfinished work
+	case b != nil:
 		q.states.Add(queued{row.Name, task{kind: stateTask}})
 	default:
 		l.drop(row.Name) // its queued tasks find no server, and end

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/restmapper"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
+	"github.com/logplane/logplane/internal/apiserver/bootstrap"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/projection"
 )
@@ -36,7 +38,7 @@ func Only(cluster string, server Server) func(context.Context, string) (Server, 
 }
 
 // main is the cluster that every cell has. Its rows say which branches exist, and its clock is the clock of the cell.
-const main = "main"
+const main = clusters.Main
 
 // life is what a Lifecycle keeps of one cluster. A cell may have a hundred thousand clusters, and nearly all of them
 // are quiet. So the first task or event of a cluster makes the cluster's life, and the life of a quiet cluster is
@@ -79,7 +81,7 @@ const (
 	quietTime = 5 * time.Minute
 	// keptLives is how many lives are kept. Beyond that, the life that was not used for the longest time is dropped
 	// earlier. So reading the state of all clusters takes no more memory than the state of this many.
-	keptLives = 100
+	keptLives = 32
 	// keptOwners is how many deleted owners, and how many deletions, a life remembers. Other deletions are looked up
 	// again.
 	keptOwners = 1000
@@ -241,11 +243,24 @@ func allClusters(ctx context.Context, view *projection.View) iter.Seq2[string, e
 		}
 		start := projection.BranchKey("").RowKey()
 		for row, err := range view.ScanKeys(ctx, start, projection.PrefixEnd(start), view.Revision()) {
-			if !yield(strings.Clone(row.ID.Name), err) || err != nil {
+			fresh := false
+			if err == nil {
+				fresh, err = isFresh(ctx, view, row.ID.Name)
+			}
+			if !fresh && !yield(strings.Clone(row.ID.Name), err) || err != nil {
 				return
 			}
 		}
 	}
+}
+
+// isFresh says that a branch began empty, and that nothing has been written in it since its birth. So it has no work.
+func isFresh(ctx context.Context, view *projection.View, branch string) (bool, error) {
+	b, err := view.Branch(ctx, branch)
+	if err != nil || b == nil || b.Source != clusters.Template {
+		return false, err
+	}
+	return view.OnlyBy(ctx, branch, bootstrap.Birth.User)
 }
 
 // clustersWithRows yields the clusters that have rows of their own, which may be branches that have ended. It seeks the

@@ -15,12 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	bootstraputil "k8s.io/cluster-bootstrap/util/secrets"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -198,11 +198,8 @@ func (l *life) revokeTokens(ctx context.Context, t task) error {
 	return errors.Join(failed...)
 }
 
-// clusters is the resource of the objects that stand for the branches of the cell. Main has them.
-var clusters = schema.GroupVersionResource{Group: "clusters.logplane.dev", Version: "v1", Resource: "clusters"}
-
 func isCluster(k eventlog.Key) bool {
-	return k.Cluster == main && k.Group == clusters.Group && k.Resource == clusters.Resource
+	return k.Cluster == main && k.Group == clusters.Resource.Group && k.Resource == clusters.Resource.Resource
 }
 
 // clustersOfState returns the tasks of Clusters that have a TTL. Each waits in memory until its Cluster ends.
@@ -211,7 +208,7 @@ func (l *life) clustersOfState(ctx context.Context, view *projection.View) ([]ta
 		return nil, nil
 	}
 	var tasks []task
-	start := main + "/" + clusters.Group + "/" + clusters.Resource + "/"
+	start := main + "/" + clusters.Resource.Group + "/" + clusters.Resource.Resource + "/"
 	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, fmt.Errorf("look for Clusters: %w", err)
@@ -238,7 +235,7 @@ func endOfCluster(c *unstructured.Unstructured) (end time.Time, ends bool) {
 
 // endCluster deletes a Cluster whose time has come.
 func (l *life) endCluster(ctx context.Context, t task) error {
-	client := l.dynamic.Resource(clusters)
+	client := l.dynamic.Resource(clusters.GroupVersion.WithResource(clusters.Resource.Resource))
 	c, err := client.Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

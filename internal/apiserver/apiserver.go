@@ -47,7 +47,7 @@ func serverOf(c Config, main *Server) (*Server, error) {
 	}
 	s := &Server{config: c, main: main}
 	if main == nil {
-		s.main, s.others = s, newOthers()
+		s.main, s.others = s, newOthers(c.Cell.Projection.Budget().Limit())
 	} else {
 		s.others = main.others
 	}

@@ -30,19 +30,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// warmClusters is how many clusters besides main a process keeps ready. The server of another cluster is made again.
-const warmClusters = 256
-
-// template is the cluster from which a cluster begins that names no source. It holds what every cluster has. No
-// Cluster can have this name.
-const template = "_template"
+// warmBytes is about how much memory the server of a busy cluster takes. A process keeps as many of them as fit into
+// half of its caches' budget. The server of another cluster is made again, which takes a millisecond.
+const warmBytes = 8 << 20
 
 // others are the servers of a cell's clusters other than main, by key. A server that is dropped ends the requests that
 // it has begun.
 type others = lru.Cache[string, *Server]
 
-func newOthers() *others {
-	servers, _ := lru.New[string, *Server](warmClusters) // fails only for a size below one
+func newOthers(budget int64) *others {
+	servers, _ := lru.New[string, *Server](max(8, int(budget/2/warmBytes))) // fails only for a size below one
 	return servers
 }
 
@@ -320,7 +317,7 @@ func (s *Server) begins(ctx context.Context, from *clusters.ClusterSource, dryRu
 
 // beginsEmpty returns where a cluster begins that names no source. The first one fills the template.
 func (s *Server) beginsEmpty(ctx context.Context, dryRun bool) (b projection.Branch, err error) {
-	server, err := s.Cluster(template)
+	server, err := s.Cluster(clusters.Template)
 	if err != nil {
 		return b, err
 	}
@@ -333,8 +330,8 @@ func (s *Server) beginsEmpty(ctx context.Context, dryRun bool) (b projection.Bra
 	if err != nil {
 		return b, err
 	}
-	b.Source = template
-	for row, err := range view.ScanKeys(ctx, template+"/", projection.PrefixEnd(template+"/"), view.Revision()) {
+	b.Source = clusters.Template
+	for row, err := range view.ScanKeys(ctx, clusters.Template+"/", projection.PrefixEnd(clusters.Template+"/"), view.Revision()) {
 		if err != nil {
 			return b, err
 		}

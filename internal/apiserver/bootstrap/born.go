@@ -22,10 +22,14 @@ import (
 // creatorBinding is the name of the binding that makes a branch's creator its administrator.
 const creatorBinding = "logplane:creator"
 
+// Birth is the author of what WriteBorn writes, which asks for no work of a lifecycle.
+var Birth = kubestore.PartOf("birth")
+
 // WriteBorn writes, in one batch, what a branch does not share with its source: its creator as administrator, and uids
 // of the objects by which others tell clusters apart. The Cell's cluster is the branch. The Stores may be another
 // cluster's.
 func WriteBorn(ctx context.Context, c Config, creator string) error {
+	ctx = kubestore.WithAuthor(ctx, Birth)
 	var err error
 	for range attempts {
 		if err = c.writeBorn(ctx, creator); !errors.Is(err, eventlog.ErrConflict) {

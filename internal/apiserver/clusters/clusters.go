@@ -19,6 +19,10 @@ const GroupName = "clusters.logplane.dev"
 // Main is the only cluster whose server serves the group. It exists in every cell, and has no Cluster.
 const Main = "main"
 
+// Template is the cluster from which a cluster begins that names no source. It holds what every cluster has. No Cluster
+// can have this name.
+const Template = "_template"
+
 var (
 	// GroupVersion is the only version of the group.
 	GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1"}
