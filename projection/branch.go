@@ -18,6 +18,8 @@ type Branch struct {
 	At     Revision
 	// Of says where the source begins, if the source is a branch. So a branch can be read after its source has ended.
 	Of *Branch
+	// born is the revision of the branch's own beginning; 0 where only the lineage is known.
+	born Revision
 }
 
 // Depth is how many branches lie on each other, this one included.
@@ -74,6 +76,7 @@ func decodeBranch(row Row) (*Branch, error) {
 	if first == nil {
 		return nil, damaged
 	}
+	first.born = row.Revision
 	return first, nil
 }
 
@@ -134,36 +137,43 @@ func (p *Projection) branchOf(ctx context.Context, keys Keys) (*Branch, error) {
 	return p.branches.Add(strings.Clone(cluster), "", b, branchBytes), nil
 }
 
+// Begins is the oldest revision at which a cluster can be read, as far as its own beginning decides.
+func (p *Projection) Begins(ctx context.Context, cluster string) (Revision, error) {
+	b, err := p.branchOf(ctx, OneKey(cluster+"/"))
+	if err != nil || b == nil {
+		return 0, err
+	}
+	return b.At, nil
+}
+
 // CheckCluster fails if a cluster cannot be read at a revision: with ErrNoBranch if it does not exist as of the newest
-// view, and with ErrExpired if it begins later.
+// view, and with ErrExpired if it did not exist at the revision.
 func (p *Projection) CheckCluster(ctx context.Context, cluster string, at Revision) error {
 	v := p.view.Load()
 	if !IsBranch(cluster) || v == nil {
 		return nil
 	}
 	b, err := v.Branch(ctx, cluster)
+	if err == nil && b == nil {
+		err = fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
+	}
+	if err != nil {
+		return err
+	}
+	return b.exists(at)
+}
+
+// exists fails with ErrExpired unless the branch can be read at a revision: the one at which it begins, and those since
+// its birth. In between, a cluster of the same name may have lived, whose clients must not go on here. A nil branch is
+// a cluster that always exists.
+func (b *Branch) exists(at Revision) error {
 	switch {
-	case err != nil:
-		return err
-	case b == nil:
-		return fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
+	case b == nil || at == b.At || at >= max(b.At, b.born):
+		return nil
 	case at < b.At:
-		return b.after(at)
+		return fmt.Errorf("the cluster begins as '%s' was at revision %d, after revision %d: %w", b.Source, b.At, at, ErrExpired)
 	}
-	return nil
-}
-
-// begun fails with ErrExpired if some keys are of a branch that begins after the revision.
-func (v *View) begun(ctx context.Context, keys Keys, at Revision) error {
-	b, err := v.p.branchOf(ctx, keys)
-	if err != nil || b == nil || at >= b.At {
-		return err
-	}
-	return b.after(at)
-}
-
-func (b *Branch) after(at Revision) error {
-	return fmt.Errorf("the cluster begins as '%s' was at revision %d, after revision %d: %w", b.Source, b.At, at, ErrExpired)
+	return fmt.Errorf("the cluster was made at revision %d, after revision %d: %w", b.born, at, ErrExpired)
 }
 
 // inheritance is what the keys of a branch have that have no version of their own.
@@ -178,8 +188,8 @@ func (v *View) inheritance(ctx context.Context, b *Branch, key string, at Revisi
 	if b == nil {
 		return nil, nil
 	}
-	if at < b.At {
-		return nil, b.after(at)
+	if err := b.exists(at); err != nil {
+		return nil, err
 	}
 	cluster, _, _ := strings.Cut(key, "/")
 	i, err := &inheritance{cluster, b, v}, error(nil)

@@ -31,6 +31,7 @@ type branches struct {
 // modelled is a cluster of the model.
 type modelled struct {
 	Branch
+	born  Revision
 	depth int
 	ended bool
 	// states are the states after each revision that changed something. The first is the state of the source.
@@ -153,23 +154,26 @@ func (b *branches) begin(p *Projection) {
 	if m.depth == MaxDepth-1 || len(alive) > 6 {
 		return
 	}
-	if err := p.Hold(b.ctx, at); errors.Is(err, ErrExpired) { // the floor has risen
+	of, err := v.Branch(b.ctx, source)
+	require.NoError(b.t, err)
+	if of != nil && at > of.At && at < of.born { // the source did not exist
+		at = of.At
+	}
+	if err := p.Hold(b.ctx, Branch{Source: source, At: at, Of: of}); errors.Is(err, ErrExpired) { // the floor has risen
 		return
 	} else {
 		require.NoError(b.t, err)
 	}
-	of, err := v.Branch(b.ctx, source)
-	require.NoError(b.t, err)
 	b.begun++
 	name := fmt.Sprintf("b.%d", b.begun)
 	begins := Branch{Source: source, At: at, Of: of}
 	state, err := v.State(b.ctx, BranchKey(name))
 	require.NoError(b.t, err)
 	b.n++
-	_, err = v.Append(b.ctx, fmt.Sprint("request-", b.n), state.Begin(begins))
+	born, err := v.Append(b.ctx, fmt.Sprint("request-", b.n), state.Begin(begins))
 	require.NoError(b.t, err)
 	was := m.at(at)
-	made := &modelled{Branch: begins, depth: m.depth + 1, revisions: []Revision{at}, states: []map[string]string{was},
+	made := &modelled{born: born, Branch: begins, depth: m.depth + 1, revisions: []Revision{at}, states: []map[string]string{was},
 		live: map[string]Revision{}, versions: map[string][]Revision{}}
 	for name, value := range was {
 		var rev Revision
@@ -241,6 +245,11 @@ func (b *branches) check(p *Projection) {
 		require.NoError(b.t, err)
 		least := max(v.Floor(), m.revisions[0])
 		at := least + Revision(b.IntN(int(v.Revision()-least)+1))
+		if at > m.At && at < m.born {
+			_, _, err := v.Get(b.ctx, inCluster(cluster, "n00").RowKey(), at)
+			require.ErrorIs(b.t, err, ErrExpired, "it did not exist")
+			at = max(v.Floor(), m.born)
+		}
 		want, got := m.at(at), map[string]string{}
 		if at < v.Floor() {
 			continue
@@ -285,6 +294,9 @@ func (b *branches) checkPast(p *Projection) {
 	m := b.clusters[cluster]
 	head := p.Current().Revision()
 	at := m.revisions[0] + Revision(b.IntN(int(head-m.revisions[0])+1))
+	if at > m.At && at < m.born {
+		return
+	}
 	v, err := p.AsOf(b.ctx, at)
 	if errors.Is(err, ErrExpired) {
 		return

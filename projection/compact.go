@@ -352,8 +352,9 @@ func (m *merge) survives(n *version, newer *Revision) bool {
 	}
 	above := *newer
 	*newer = n.revision
-	read := func(h mark) bool { return n.revision <= h.Revision && h.Revision < above }
-	if above <= m.floor && !slices.ContainsFunc(m.holds, read) {
+	i, _ := slices.BinarySearchFunc(m.holds, mark{Revision: n.revision}, byRevision)
+	held := i < len(m.holds) && m.holds[i].Revision < above
+	if above <= m.floor && !held {
 		return false
 	}
 	return !n.dead() || m.level != baseLevel || n.revision > min(m.purge, m.floor) || len(m.holds) > 0 && m.holds[0].Revision < n.revision

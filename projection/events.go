@@ -30,13 +30,17 @@ func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || ke
 // EventsOf fails with ErrExpired when part of the range is below the floor.
 func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
-		if err := v.begun(ctx, of, after); err != nil {
+		b, err := v.p.branchOf(ctx, of)
+		if err == nil {
+			err = b.exists(after)
+		}
+		if err != nil {
 			yield(eventlog.Event{}, err)
 			return
 		}
 		// If a segment was collected, the floor is checked against the last event read. So a reader that was overtaken
 		// gets an error, and never a stream with a hole.
-		err := v.retry(ctx, func(v *View) error {
+		err = v.retry(ctx, func(v *View) error {
 			return v.events(ctx, of, &after, upto, taker{yield: func(e eventlog.Event) bool { return yield(e, nil) }})
 		})
 		if err != nil && err != errEnough {

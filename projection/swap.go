@@ -173,7 +173,7 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 
 // final reports whether a swap would fail with this error however often it is tried.
 func final(err error) bool {
-	all := []error{eventlog.ErrDiverged, eventlog.ErrNowhere, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced, errRootLost}
+	all := []error{eventlog.ErrDiverged, eventlog.ErrNowhere, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced, errRootLost, ErrManyHolds}
 	return slices.ContainsFunc(all, func(last error) bool { return errors.Is(err, last) })
 }
 

@@ -28,6 +28,18 @@ type State struct {
 // State reads the key at the view's revision. It returns ErrExpired if the floor has passed that revision since; then
 // the caller needs a newer view.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
+	var b *Branch
+	if IsBranch(key.Cluster) {
+		var err error
+		if b, err = v.p.branchOf(ctx, OneKey(key.RowKey())); err != nil {
+			return State{}, err
+		}
+	}
+	return v.StateIn(ctx, b, key)
+}
+
+// StateIn is State for a key of a branch that begins in the same append as the write.
+func (v *View) StateIn(ctx context.Context, b *Branch, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.RowKey(), v.Revision()
 	err := v.at(ctx, OneKey(rowKey), at, func(v *View) (err error) {
@@ -47,8 +59,8 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 				newest, s.live, err = valid()
 			}
 		}
-		if err == nil && IsBranch(key.Cluster) {
-			newest, err = s.inherit(ctx, v, newest)
+		if err == nil && b != nil {
+			newest, err = s.inherit(ctx, v, b, newest)
 		}
 		s.live = s.live && !newest.dead()
 		if err == nil && s.live {
@@ -64,18 +76,14 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 
 // inherit finds out what the key inherits. Each of the key's own versions says it. If there is none, inherit returns
 // the version that the key inherits.
-func (s *State) inherit(ctx context.Context, v *View, newest version) (_ version, err error) {
+func (s *State) inherit(ctx context.Context, v *View, b *Branch, newest version) (_ version, err error) {
 	if s.live { // there is a version, perhaps a tombstone
 		s.inherits, err = newest.inherits(&recordDecoder{})
 		return newest, err
 	}
 	rowKey := s.key.RowKey()
-	b, err := v.p.branchOf(ctx, OneKey(rowKey))
-	if err != nil {
-		return version{}, err
-	}
 	from, err := v.inheritance(ctx, b, rowKey, v.Revision())
-	if err != nil || from == nil {
+	if err != nil {
 		return version{}, err
 	}
 	newest, s.live, err = from.newest(ctx, rowKey)
@@ -107,6 +115,9 @@ func (s *State) Delete() Write {
 	return Write{s.view, eventlog.Write{Key: s.key, Op: eventlog.Deleted, Base: s.row.Revision, Precondition: s.expected, Inherits: s.inherits,
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
+
+// Author is the author of the write.
+func (w Write) Author() eventlog.Author { return w.event.Author }
 
 // By returns the same write with this author.
 func (w Write) By(author eventlog.Author) Write {

@@ -81,7 +81,7 @@ const (
 	quietTime = 5 * time.Minute
 	// keptLives is how many lives are kept. Beyond that, the life that was not used for the longest time is dropped
 	// earlier. So reading the state of all clusters takes no more memory than the state of this many.
-	keptLives = 32
+	keptLives = 8
 	// keptOwners is how many deleted owners, and how many deletions, a life remembers. Other deletions are looked up
 	// again.
 	keptOwners = 1000

@@ -39,7 +39,7 @@ func (s *Server) alongside(ctx context.Context, v *projection.View, c kubestore.
 	if err != nil {
 		return nil, err
 	}
-	branch, err := clusters.Alongside(ctx, v, c)
+	branch, err := clusters.Alongside(ctx, v, c, s.born)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,8 @@ package apiserver
 import (
 	"encoding/base64"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -60,11 +62,21 @@ func TestRightsOfClusters(t *testing.T) {
 	require.Len(t, s.must(t, 200, list.as("bob")).object(t)["items"], 1, "main has not changed")
 
 	// Without the right to use it, a cluster is like one that does not exist, whatever rights its rules give.
-	for _, r := range []request{list, {method: "GET", path: "/healthz"}, {method: "POST", path: configMaps, body: "{}"}, {method: "GET", path: configMaps + "?watch=true"}} {
-		there, nowhere := s.must(t, 403, r.in("a").as("bob")), s.must(t, 403, r.in("b").as("bob"))
-		require.Equal(t, strings.ReplaceAll(nowhere.body, "/clusters/b", "/clusters/a"), there.body)
-		there, nowhere = s.must(t, 401, r.in("a")), s.must(t, 401, r.in("b"))
-		require.Equal(t, nowhere.body, there.body)
+	for _, r := range []request{
+		list, {method: "GET", path: "/healthz"}, {method: "POST", path: configMaps, body: "{}"}, {method: "GET", path: configMaps + "?watch=true"},
+		{method: "GET", path: "/api/v1/watch"}, {method: "GET", path: configMaps + "?watch=1&timeout=abc"}, {method: "OPTIONS", path: configMaps},
+		list.with("Impersonate-User", "x"), {method: "GET", path: "/at/1" + configMaps}, {method: "GET", path: "/at/never" + configMaps},
+	} {
+		for _, user := range []string{"bob", ""} {
+			there, nowhere := r.in("a"), r.in("b")
+			if user != "" {
+				there, nowhere = there.with("Authorization", "Bearer bob-token"), nowhere.with("Authorization", "Bearer bob-token")
+			}
+			a, b := there.do(t, s), nowhere.do(t, s)
+			require.Equal(t, b.code, a.code, r.path)
+			require.Equal(t, strings.ReplaceAll(b.body, "/clusters/b", "/clusters/a"), a.body, r.path)
+			require.NotEqual(t, 200, a.code, r.path)
+		}
 	}
 	s.grant(t, root, "users", onClusters("use", `"a"`), "bob")
 	s.must(t, 200, list.in("a").as("bob")) // by the rules that the cluster inherits
@@ -169,4 +181,76 @@ func TestPathsOfClusters(t *testing.T) {
 	require.Contains(t, before.body, "begins as 'main'")
 	versions := s.must(t, 200, request{method: "GET", path: "/apis/history.logplane.dev/v1/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/x"}.in("a")).object(t)
 	require.Len(t, versions["items"], 2)
+}
+
+// TestABranchCallsNobody: the administrator of a cluster chooses the servers that its objects name, so none is called.
+// What the cluster inherits of this kind stays in the way until it is deleted.
+func TestABranchCallsNobody(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	called := make(chan struct{}, 100)
+	hook := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called <- struct{}{} }))
+	t.Cleanup(hook.Close)
+	s.must(t, 201, request{method: "POST", path: clustersPath, body: branchOf("a", "")})
+	const hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+	s.must(t, 201, request{method: "POST", path: hooks, body: fmt.Sprintf(`{"metadata":{"name":"h"},"webhooks":[{"name":"h.ex.com","sideEffects":"None","admissionReviewVersions":["v1"],
+		"clientConfig":{"url":%q},"rules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["*"],"resources":["configmaps"]}]}]}`, hook.URL)}.in("a"))
+	refused := s.must(t, 500, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.in("a"))
+	require.Contains(t, refused.body, "only the cluster main calls other servers")
+	require.Empty(t, called)
+	s.must(t, 200, request{method: "DELETE", path: hooks + "/h"}.in("a"))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.in("a"))
+	s.must(t, 405, request{method: "GET", path: "/api/v1/namespaces/default/pods/p/log"}.in("a"))
+}
+
+// TestChangesOfInheritedObjects: a change of an inherited object says what changed, and can be undone, also long after
+// the object's last change in the source.
+func TestChangesOfInheritedObjects(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"},"data":{"of":"main"}}`})
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"later"}}`})
+	s.must(t, 201, request{method: "POST", path: clustersPath, body: branchOf("a", "")})
+	s.must(t, 200, request{method: "PATCH", path: configMaps + "/x", body: `{"data":{"of":"a"}}`, contentType: "application/merge-patch+json"}.in("a"))
+	changes := s.must(t, 200, request{method: "GET", path: "/apis/history.logplane.dev/v1/namespaces/default/changes?fieldSelector=object%3Dconfigmaps/x"}.in("a")).object(t)
+	require.Len(t, changes["items"], 1)
+	require.Equal(t, []any{"data.of"}, changes["items"].([]any)[0].(map[string]any)["changed"])
+}
+
+// TestUIDsOfBranches: a branch has uids of its own for the namespaces by which clusters are told apart, unless other
+// objects refer to these: such objects would be taken for garbage.
+func TestUIDsOfBranches(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	uid := func(cluster, path string) any {
+		return fieldOf(s.must(t, 200, request{method: "GET", path: path}.in(cluster)).object(t), "metadata.uid")
+	}
+	const system, account = "/api/v1/namespaces/kube-system", "/api/v1/namespaces/default/serviceaccounts/default"
+	s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"x","ownerReferences":[{"apiVersion":"v1","kind":"Namespace","name":"default","uid":%q}]}}`,
+		uid("main", "/api/v1/namespaces/default"))})
+	s.must(t, 201, request{method: "POST", path: clustersPath, body: branchOf("a", "")})
+	s.must(t, 201, request{method: "POST", path: clustersPath, body: `{"metadata":{"name":"b"}}`})
+	require.NotEqual(t, uid("main", system), uid("a", system))
+	require.Equal(t, uid("main", "/api/v1/namespaces/default"), uid("a", "/api/v1/namespaces/default"))
+	require.Equal(t, uid("main", account), uid("a", account))
+	for _, path := range []string{system, account, "/api/v1/namespaces/default"} {
+		require.NotEqual(t, uid("main", path), uid("b", path))
+	}
+	s.must(t, 201, request{method: "POST", path: clustersPath, body: `{"metadata":{"name":"c"}}`})
+	require.NotEqual(t, uid("c", system), uid("b", system))
+}
+
+// TestANameUsedAgain: a client of a cluster that has ended does not go on in a later one of the same name.
+func TestANameUsedAgain(t *testing.T) {
+	s := newServer(t, withFeed(t))
+	require.NoError(t, s.Bootstrap(t.Context()))
+	empty := request{method: "POST", path: clustersPath, body: `{"metadata":{"name":"a"}}`}
+	s.must(t, 201, empty)
+	x := s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.in("a")).object(t)
+	s.must(t, 200, request{method: "DELETE", path: clustersPath + "/a"})
+	s.must(t, 201, empty)
+	rev := fieldOf(x, "metadata.resourceVersion").(string)
+	s.must(t, 410, request{method: "GET", path: configMaps + "?resourceVersionMatch=Exact&resourceVersion=" + rev}.in("a"))
+	ended := s.must(t, 200, request{method: "GET", path: configMaps + "?watch=1&timeoutSeconds=5&resourceVersion=" + rev}.in("a"))
+	require.Contains(t, ended.body, `"code":410`)
 }

@@ -19,7 +19,6 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/clusters"
@@ -89,11 +88,16 @@ func (s *Server) root() string {
 	return requests.ClusterPrefix + s.config.Cell.Cluster
 }
 
+// errCallsNobody is why a call from a cluster other than main fails. Whoever makes a cluster is its administrator, and
+// names the servers in it.
+var errCallsNobody = errors.New("only the cluster main calls other servers: delete the webhook, the APIService or the conversion that names one")
+
 // of is the configuration of another cluster's server. Tokens of service accounts are of the cluster alone.
 func (c Config) of(key string) Config {
 	root := requests.ClusterPrefix + key
 	c.Cell.Cluster = key
 	c.Flagz = nil // the flags are the process's
+	c.Kubelets, c.ProxyClientCertFile, c.ProxyClientKeyFile = Kubelets{}, "", ""
 	accounts := &c.Authentication.ServiceAccounts
 	if len(accounts.Issuers) == 0 {
 		return c
@@ -107,49 +111,46 @@ func (c Config) of(key string) Config {
 	return c
 }
 
-// withClusters serves '/clusters/NAME/…' from the cluster of that name. To a client, a cluster that does not exist is
-// like any path that it may not read.
+// nowhere is the key that stands for every cluster that does not exist. So a request for such a cluster takes the same
+// way as one for a cluster that its sender may not use, and gets the same answer.
+const nowhere = "_nowhere"
+
+// withClusters serves '/clusters/NAME/…' from the cluster of that name.
 func (s *Server) withClusters(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, stripped := requests.CutCluster(r)
-		if name == "" {
+		switch name {
+		case "":
 			h.ServeHTTP(w, r)
 			return
-		}
-		if name == clusters.Main {
+		case clusters.Main:
 			h.ServeHTTP(w, stripped)
 			return
 		}
-		key, err := s.keyOf(r.Context(), name)
+		key, creator, err := s.found(r.Context(), name)
+		var server *Server
+		if err == nil {
+			server, err = s.Cluster(cmp.Or(key, nowhere))
+		}
 		if err != nil {
+			s.config.Logger.ErrorContext(r.Context(), "a cluster cannot be served", "cluster", name, "error", err)
 			answers.Fail(w, r, err)
 			return
 		}
-		if key == "" {
-			h.ServeHTTP(w, r)
-			return
-		}
-		server, err := s.Cluster(key)
-		if err != nil {
-			s.config.Logger.ErrorContext(r.Context(), "the server of a cluster could not be made", "cluster", key, "error", err)
-			answers.Fail(w, r, err)
-			return
-		}
-		visit := &visit{path: r.URL.Path, root: requests.ClusterPrefix + name}
+		visit := &visit{name: name, path: r.URL.Path}
 		keep := sync.OnceFunc(func() { // the cluster, in the path of a redirect
 			if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
-				w.Header().Set("Location", visit.root+to)
+				w.Header().Set("Location", requests.ClusterPrefix+name+to)
 			}
 		})
-		ctx := context.WithValue(gate.InCluster(r.Context(), key), visitKey{}, visit)
+		ctx := context.WithValue(gate.OnBehalf(r.Context(), creator), visitKey{}, visit)
 		server.Handler.ServeHTTP(answers.OnBegin(w, keep), stripped.WithContext(ctx))
 	})
 }
 
 // visit is a request for another cluster than main.
 type visit struct {
-	path string // of the request, with the cluster
-	root string // the beginning of the path
+	name, path string // as the request has them
 	// own says that a token of the cluster itself has named the user.
 	own bool
 }
@@ -161,22 +162,34 @@ func visitOf(ctx context.Context) *visit {
 	return v
 }
 
-// keyOf returns the key of the cluster that a path names, by its name or by its key; empty if there is none. The newest
-// view that this process has may be too old to be sure. So withUse looks again once the request has its view.
-func (s *Server) keyOf(ctx context.Context, name string) (string, error) {
+// withClusterInAudit names the cluster in each audit record, since the record's path lacks it.
+func (s *Server) withClusterInAudit(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := s.config.Cell.Cluster
+		if visit := visitOf(r.Context()); visit != nil && name == nowhere {
+			name = visit.name
+		}
+		audit.AddAuditAnnotation(r.Context(), "logplane.dev/cluster", name)
+		h.ServeHTTP(w, r)
+	})
+}
+
+// found returns the key of the cluster that a path names, by its name or by its key, and who made it. Both are empty if
+// there is none. The newest view at hand may be too old, so withUse looks again in the request's own view.
+func (s *Server) found(ctx context.Context, name string) (key, creator string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.generic.RequestTimeout)
+	defer cancel()
 	v, err := s.config.Cell.Projection.Any(ctx)
-	if err != nil {
-		return "", err
+	if err == nil {
+		key, creator, err = s.clusterAt(ctx, v, name)
 	}
-	key, _, err := s.clusterAt(ctx, v, name)
 	if err != nil || key != "" {
-		return key, err
+		return key, creator, err
 	}
 	if v, err = s.config.Cell.Projection.Latest(ctx); err != nil {
-		return "", err
+		return "", "", err
 	}
-	key, _, err = s.clusterAt(ctx, v, name)
-	return key, err
+	return s.clusterAt(ctx, v, name)
 }
 
 // clusterAt returns the key of the cluster of a name or key, as of a view, and who made it. Both are empty if there is
@@ -211,13 +224,12 @@ func (s *Server) withUse(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		audit.AddAuditAnnotation(ctx, "logplane.dev/cluster", s.config.Cell.Cluster)
 		view, err := s.config.Cell.Consistent(ctx)
 		if err != nil {
 			answers.Fail(w, r, err)
 			return
 		}
-		key, creator, err := s.main.clusterAt(ctx, view, strings.TrimPrefix(visit.root, requests.ClusterPrefix))
+		key, creator, err := s.main.clusterAt(ctx, view, visit.name)
 		if err != nil {
 			answers.Fail(w, r, err)
 			return
@@ -227,17 +239,13 @@ func (s *Server) withUse(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		name, _, _ := strings.Cut(s.config.Cell.Cluster, ".")
+		name, _, _ := strings.Cut(visit.name, ".")
 		allowed, err := s.main.mayClusters(ctx, "use", name)
 		switch {
 		case err != nil:
 			answers.Fail(w, r, err)
 		case !allowed:
-			info, _ := apirequest.RequestInfoFrom(ctx)
-			denied := authorizer.AttributesRecord{User: user, Verb: info.Verb, Path: visit.path}
-			if info.IsResourceRequest {
-				denied.Verb = strings.ToLower(r.Method)
-			}
+			denied := authorizer.AttributesRecord{User: user, Verb: strings.ToLower(r.Method), Path: visit.path}
 			responsewriters.Forbidden(denied, w, r, "", answers.Codecs())
 		case key == "":
 			answers.Fail(w, r, apierrors.NewNotFound(clusters.Resource, name))
@@ -306,13 +314,16 @@ func (s *Server) begins(ctx context.Context, from *clusters.ClusterSource, dryRu
 			return b, err
 		}
 	}
+	if b.At, err = s.config.Cell.Projection.EndOf(ctx, b.At); err != nil { // a branch has all of an append or nothing
+		return b, s.config.Cell.RevisionError(ctx, err, b.At)
+	}
 	if b.Of != nil && b.At < b.Of.At {
 		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.at: cluster '%s' begins at revision %d, after %d: name a later moment, or branch its source", from.Cluster, b.Of.At, b.At))
 	}
 	if b.Depth() > projection.MaxDepth {
 		return b, apierrors.NewBadRequest(fmt.Sprintf("spec.from.cluster: '%s' is the last of %d clusters that lie on each other: branch an earlier one", from.Cluster, projection.MaxDepth))
 	}
-	return b, s.hold(ctx, b.At, dryRun)
+	return b, s.hold(ctx, b, dryRun)
 }
 
 // beginsEmpty returns where a cluster begins that names no source. The first one fills the template.
@@ -337,27 +348,33 @@ func (s *Server) beginsEmpty(ctx context.Context, dryRun bool) (b projection.Bra
 		}
 		b.At = max(b.At, row.Revision) // all that begin from the same template share one hold
 	}
-	return b, s.hold(ctx, b.At, dryRun)
+	if b.At, err = s.config.Cell.Projection.EndOf(ctx, b.At); err != nil {
+		return b, err
+	}
+	return b, s.hold(ctx, b, dryRun)
 }
 
-func (s *Server) hold(ctx context.Context, at eventlog.Revision, dryRun bool) error {
+func (s *Server) hold(ctx context.Context, b projection.Branch, dryRun bool) error {
 	if dryRun {
 		return nil
 	}
-	err := s.config.Cell.Projection.Hold(ctx, at)
+	at := b.At
+	err := s.config.Cell.Projection.Hold(ctx, b)
 	switch {
 	case errors.Is(err, projection.ErrExpired):
 		return apierrors.NewResourceExpired(fmt.Sprintf("spec.from.at: revision %d is older than --retention, so no cluster can begin there; the oldest revision that is not: %d",
 			at, s.config.Cell.Projection.Current().Floor()))
+	case errors.Is(err, projection.ErrManyHolds):
+		return apierrors.NewTooManyRequests(err.Error(), 60)
 	case err != nil:
 		return s.config.Cell.RevisionError(ctx, err, at)
 	}
 	return nil
 }
 
-// born writes what a new cluster does not share with its source.
-func (s *Server) born(ctx context.Context, c *clusters.Cluster) error {
+// born returns the writes of what a new cluster does not share with its source.
+func (s *Server) born(ctx context.Context, v *projection.View, c *clusters.Cluster, b *projection.Branch) ([]projection.Write, error) {
 	cell := s.config.Cell
 	cell.Cluster = c.Status.Key
-	return bootstrap.WriteBorn(ctx, bootstrap.Config{Cell: cell, Stores: s.stores}, c.Status.Creator)
+	return bootstrap.Born(ctx, bootstrap.Config{Cell: cell, Stores: s.stores}, v, b, c.Status.Creator)
 }

@@ -132,6 +132,9 @@ func (s *Server) configure() error {
 	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
 
 	s.dialer = calls.NewDialer(s.config.BeyondLoopback)
+	if s != s.main { // whose credentials and place in the network are not for the administrators of other clusters
+		s.dialer = calls.NoDialer(errCallsNobody)
+	}
 	if s.servers, err = dynamic.NewServices(s.listers, s.dialer); err != nil {
 		return err
 	}

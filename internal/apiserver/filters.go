@@ -37,7 +37,6 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = withActingAs(h)
 	h = s.withImpersonation(h)
 	h = withOrigin(h)
-	h = s.withUse(h) // before impersonation: the right is the real user's
 	h = s.withCatchUp(h)
 	h = s.gate.WithWriters(h)
 	h = s.gate.WithSeats(h) // before impersonation: the seat is the real user's
@@ -48,6 +47,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.gate.WithBody(h)
 	if s.config.LiveWatches != nil {
 		h = s.withLiveWatches(h)
+	}
+	if s != s.main {
+		h = s.withUse(h) // before impersonation: the right is the real user's
 	}
 	if s.recorded() {
 		h = routine.WithRoutine(h, requests.IsLongRunning) // a watch's last audit record is written when the watch ends
@@ -84,6 +86,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	h = answers.WithRecovery(h, s.config.Logger)
 	h = answers.WithLog(h, s.config.Logger)
+	if s != s.main {
+		h = s.withClusterInAudit(h)
+	}
 	h = genericapifilters.WithAuditInit(h)
 	h = requests.WithID(h)
 	h = s.gate.WithBodyDeadline(h)
@@ -161,7 +166,7 @@ func (s *Server) withLiveWatches(h http.Handler) http.Handler {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if _, past := momentOf(r.Context()); requests.WatcherServes(info) && !past {
 			if visit := visitOf(r.Context()); visit != nil {
-				r = requests.In(visit.root, r)
+				r = requests.In(requests.ClusterPrefix+visit.name, r)
 			}
 			s.config.LiveWatches.ServeHTTP(w, r)
 			return

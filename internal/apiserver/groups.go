@@ -127,7 +127,7 @@ func builtins() []builtin {
 			return history.NewStorage(config, map[string]rest.Storage{"plans": &plans.Storage{Config: config}}), nil
 		}},
 		{clusters.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
-			return clusters.NewStorage(clusters.Config{Stores: s.stores, Begins: s.begins, Born: s.born})
+			return clusters.NewStorage(clusters.Config{Stores: s.stores, Begins: s.begins})
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}

@@ -157,6 +157,11 @@ func NewDialer(beyondLoopback bool) *net.Dialer {
 	}}
 }
 
+// NoDialer connects to nobody.
+func NoDialer(why error) *net.Dialer {
+	return &net.Dialer{Control: func(string, string, syscall.RawConn) error { return why }}
+}
+
 // NewTransport connects to an operator's peer. Each call has its own connection, which is closed afterwards, so that a
 // function that was frozen meanwhile never uses a dead connection. A nil proxy means the proxy of the environment.
 func NewTransport(c *tls.Config, proxy func(*http.Request) (*url.URL, error)) *http.Transport {

@@ -243,7 +243,9 @@ func (s *store) alongside(ctx context.Context, v *projection.View, c Change) ([]
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	if author, ok := AuthorOf(ctx); ok {
 		for i, w := range writes {
-			writes[i] = w.By(author)
+			if w.Author() == (eventlog.Author{}) {
+				writes[i] = w.By(author)
+			}
 		}
 	}
 	if t := transactionOf(ctx); t != nil {

@@ -58,7 +58,7 @@ var list = []mutant{
 	{"a tombstone leaves before its event", "invariant 11, W5", "projection.View.choose",
 		value("m.purge", "v.snap.root.Purge"), "projection.TestTombstonesOutliveTheirEvents"},
 	{"a branch loses what it inherits", "invariant 11", "projection.merge.survives",
-		value("read", "func(mark) bool { return false }"), "projection.TestBranches"},
+		value("held", "false"), "projection.TestBranches"},
 	{"a deletion in a branch is undone", "invariant 11", "projection.merge.survives",
 		isFalse("m.holds[0]"), "projection.TestBranches"},
 	{"a key inherits nothing", "invariant 14", "projection.live",

@@ -10,8 +10,11 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
+// Born returns the writes of what a new branch does not share with its source.
+type Born func(context.Context, *projection.View, *Cluster, *projection.Branch) ([]projection.Write, error)
+
 // Alongside returns the write that begins the branch of a new Cluster, or that ends the branch of a deleted one.
-func Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+func Alongside(ctx context.Context, v *projection.View, c kubestore.Change, born Born) ([]projection.Write, error) {
 	switch {
 	case c.Resource() != Resource:
 		return nil, nil
@@ -31,7 +34,8 @@ func Alongside(ctx context.Context, v *projection.View, c kubestore.Change) ([]p
 		if err != nil {
 			return nil, err
 		}
-		return []projection.Write{row.Begin(branch)}, nil
+		writes, err := born(ctx, v, c.After.(*Cluster), &branch)
+		return append(writes, row.Begin(branch)), err
 	}
 	return nil, nil
 }

@@ -3,7 +3,6 @@ package clusters
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,8 +29,6 @@ type Config struct {
 	// Begins returns where a cluster begins, and keeps that revision of the source readable for the cluster. In a dry
 	// run it has no effect. It refuses a user who may not branch the source. From is nil if the client named none.
 	Begins func(ctx context.Context, from *ClusterSource, dryRun bool) (projection.Branch, error)
-	// Born gives the creator of a stored Cluster its rights. Nil does nothing.
-	Born func(ctx context.Context, c *Cluster) error
 }
 
 // NewStorage makes the registry of the group.
@@ -100,22 +97,14 @@ type registry struct {
 func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
 	dryRun := dryrun.IsDryRun(o.DryRun)
 	store, validate := r.beginning(validate, dryRun)
-	out, err := store.Create(ctx, obj, validate, o)
-	if err != nil {
-		return nil, err
-	}
-	return out, r.born(ctx, out, dryRun)
+	return store.Create(ctx, obj, validate, o)
 }
 
 // Update implements rest.Updater. An apply may create.
 func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	dryRun := dryrun.IsDryRun(o.DryRun)
 	store, create := r.beginning(create, dryRun)
-	out, created, err := store.Update(ctx, name, info, create, update, force, o)
-	if err == nil && created {
-		err = r.born(ctx, out, dryRun)
-	}
-	return out, created, err
+	return store.Update(ctx, name, info, create, update, force, o)
 }
 
 // beginning returns a store for one request, and the check of a new object to pass to it. Upstream makes this check
@@ -138,8 +127,12 @@ func (r *registry) beginning(validate rest.ValidateObjectFunc, dryRun bool) (*ge
 }
 
 func (r *registry) begin(ctx context.Context, c *Cluster, dryRun bool) error {
-	if kubestore.InTransaction(ctx) { // Begins and Born have effects before it is known whether the transaction commits
+	if kubestore.InTransaction(ctx) { // Begins has an effect before it is known whether the transaction commits
 		return apierrors.NewBadRequest("a cluster cannot be created in a transaction: create it alone")
+	}
+	_, err := r.Store.Get(ctx, c.Name, &metav1.GetOptions{})
+	if err == nil { // upstream finds it out later
+		return apierrors.NewAlreadyExists(Resource, c.Name)
 	}
 	branch, err := r.config.Begins(ctx, c.Spec.From, dryRun)
 	if err != nil {
@@ -150,26 +143,4 @@ func (r *registry) begin(ctx context.Context, c *Cluster, dryRun bool) error {
 		c.Status.Creator = user.GetName()
 	}
 	return nil
-}
-
-// undoing is how long the deletion of a Cluster without rights may take.
-const undoing = 10 * time.Second
-
-// born gives the creator its rights. Without them nobody could use the Cluster, so it is deleted again.
-func (r *registry) born(ctx context.Context, obj runtime.Object, dryRun bool) error {
-	if dryRun || r.config.Born == nil {
-		return nil
-	}
-	c := obj.(*Cluster)
-	err := r.config.Born(ctx, c)
-	if err == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing) // the client may have gone
-	defer cancel()
-	options := &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(c.UID))}
-	if _, _, failed := r.Store.Delete(ctx, c.Name, rest.ValidateAllObjectFunc, options); failed != nil && !apierrors.IsNotFound(failed) {
-		return fmt.Errorf("%w; cluster %s is left without rights, delete it: %w", err, c.Name, failed)
-	}
-	return err
 }

@@ -109,12 +109,12 @@ func (g *Gate) StopWatches() (ends []func(), ended <-chan struct{}) { return g.w
 // CheckDraining is the readiness check that keeps new clients away while the process stops.
 func (g *Gate) CheckDraining(*http.Request) error { return g.watches.checkDraining() }
 
-type clusterKey struct{}
+type creatorKey struct{}
 
-// InCluster returns a context of a request for a cluster other than main. Its users are other guests than the users of
-// the same names in other clusters.
-func InCluster(ctx context.Context, cluster string) context.Context {
-	return context.WithValue(ctx, clusterKey{}, cluster)
+// OnBehalf returns a context of a request for a cluster that a user has made. Whoever uses the cluster, its requests
+// count as that user's: an administrator of a cluster can act as anybody there.
+func OnBehalf(ctx context.Context, creator string) context.Context {
+	return context.WithValue(ctx, creatorKey{}, creator)
 }
 
 // guestOf returns the user whose seat a request takes, and false for a request that needs no seat.
@@ -128,8 +128,8 @@ func (g *Gate) guestOf(ctx context.Context) (name string, ok bool) {
 
 // guestName is the name under which a user's seats, bodies and watches are counted.
 func guestName(ctx context.Context, u user.Info) string {
-	if cluster, ok := ctx.Value(clusterKey{}).(string); ok {
-		return cluster + "/" + u.GetName()
+	if creator, ok := ctx.Value(creatorKey{}).(string); ok {
+		return creator
 	}
 	return u.GetName()
 }

@@ -744,7 +744,12 @@ func (s *store) before(ctx context.Context, page *page, v *Version, row projecti
 			if err := page.takeHeavySeat(ctx); err != nil {
 				return nil, err
 			}
-			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)
+			// A version that a branch inherits is older than the branch.
+			at := row.Base
+			if begins, err := s.Cell.Projection.Begins(ctx, s.Cell.Cluster); err == nil {
+				at = max(at, begins)
+			}
+			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, at)
 		}
 		switch {
 		case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTrimmed):
