@@ -47,7 +47,7 @@ var list = []mutant{
 		value("start", "last"), "projection.TestAScanGoesOnOverACollection"},
 	{"events below the floor are told", "invariant 8, R3", "projection.View.events",
 		isFalse("v.Floor()"), "projection.TestEventsBelowTheFloor"},
-	{"a write has the state of a newer root", "W8", "projection.View.State",
+	{"a write has the state of a newer root", "W8", "projection.View.StateIn",
 		argument("v.snap.newest", 2, "v.Applied()"), "projection.TestStateComesFromOneView"},
 	{"a write is appended from an old view", "W15", "projection.View.Append",
 		isFalse("oldest"), "projection.TestNothingIsAppendedFromAnOldView"},
