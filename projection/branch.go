@@ -33,7 +33,7 @@ func (b *Branch) Depth() (depth int) {
 // MaxDepth is how many branches may lie on each other.
 const MaxDepth = 8
 
-// ErrNoBranch: no cluster of that name has begun, or it has ended.
+// ErrNoBranch says that no cluster of that name has begun, or that it has ended.
 var ErrNoBranch = errors.New("there is no such cluster")
 
 // branchType is the content type of a branch's row.

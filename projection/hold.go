@@ -15,7 +15,7 @@ const (
 	mostHolds = 10_000
 )
 
-// ErrManyHolds: branches begin at more revisions than a root may hold; the API answers 429.
+// ErrManyHolds says that branches begin at more revisions than a root may hold. The API answers 429.
 var ErrManyHolds = fmt.Errorf("branches begin at %d different revisions: delete some, or begin others at the same revision", mostHolds)
 
 func byRevision(a, b mark) int { return cmp.Compare(a.Revision, b.Revision) }

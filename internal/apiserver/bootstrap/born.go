@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding"
@@ -97,7 +96,7 @@ func (c Config) renew(ctx context.Context, view *projection.View, b *projection.
 	for _, err := range dependents.Of(ctx, begins, b.Source, uid) {
 		return w, false, err
 	}
-	object.(metav1.Object).SetUID(types.UID(uuid.NewUUID()))
+	object.(metav1.Object).SetUID(uuid.NewUUID())
 	w, err = c.Stores.PutCore(ctx, at, key, object)
 	return w, true, err
 }
