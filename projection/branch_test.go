@@ -443,3 +443,28 @@ func TestBranches(t *testing.T) {
 		require.NotZero(t, done[what], what)
 	}
 }
+
+// TestForgetWhatABranchShows: a version that a branch has inherited is forgotten only once the branch has ended.
+func TestForgetWhatABranchShows(t *testing.T) {
+	c := newCell(t)
+	at := c.put("a", "secret")
+	c.put("b", "other")
+	require.NoError(t, c.Hold(c.ctx, Branch{Source: "main", At: at}))
+	row, err := c.latest().State(c.ctx, BranchKey("x.1"))
+	require.NoError(t, err)
+	_, err = row.view.Append(c.ctx, "begin", row.Begin(Branch{Source: "main", At: at}))
+	require.NoError(t, err)
+	c.put("a", "public")
+	keys := []string{podKey("a").RowKey()}
+	_, err = c.Forget(c.ctx, keys, 0)
+	require.ErrorIs(t, err, ErrShown)
+	require.ErrorContains(t, err, "cluster 'x.1' has inherited revision")
+	_, err = c.Forget(c.ctx, []string{podKey("b").RowKey()}, 0)
+	require.NoError(t, err, "the branch begins before it")
+	row, err = c.latest().State(c.ctx, BranchKey("x.1"))
+	require.NoError(t, err)
+	_, err = row.view.Append(c.ctx, "end", row.Delete())
+	require.NoError(t, err)
+	_, err = c.Forget(c.ctx, keys, 0)
+	require.NoError(t, err)
+}

@@ -14,6 +14,9 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
+// ErrShown says that a branch still shows a version that is to be forgotten. Nothing was forgotten.
+var ErrShown = errors.New("a branch still shows it")
+
 // Forgotten is the report of Forget.
 type Forgotten struct {
 	// Versions is how many versions are gone. Objects is how many objects of the bucket were rewritten without these
@@ -125,11 +128,46 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 			last = max(last, n.revision)
 		}
 	}
+	if err := v.shown(ctx, gone); err != nil {
+		return nil, 0, err
+	}
 	return &departing{upto: math.MaxUint64, rows: true,
 		gone: func(key string, rev Revision) bool { return rev <= gone[key] },
 		near: func(s segmentRef) bool {
 			return slices.ContainsFunc(keys, func(key string) bool { return key >= string(s.MinKey) && key <= string(s.MaxKey) })
 		}}, last, nil
+}
+
+// shown fails if a branch has one of the versions that must go. gone has, for each key, the last revision to forget.
+func (v *View) shown(ctx context.Context, gone map[string]Revision) error {
+	start := BranchKey("").RowKey()
+	for row, err := range v.Scan(ctx, start, PrefixEnd(start), v.Revision()) {
+		if err != nil {
+			return err
+		}
+		b, err := decodeBranch(row)
+		if err != nil {
+			return err
+		}
+		for ; b != nil; b = b.Of {
+			for key, upto := range gone {
+				if !strings.HasPrefix(key, b.Source+"/") {
+					continue
+				}
+				n, found, err := v.newest(ctx, key, b.At)
+				if errors.Is(err, ErrExpired) { // nobody can read it there
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if found && !n.dead() && n.revision <= upto {
+					return fmt.Errorf("cluster '%s' has inherited revision %d of '%s': delete the cluster first: %w", row.ID.Name, n.revision, key, ErrShown)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // heldUnnamed fails if an object that no root names has a forgotten version. Other processes may be at work. Once these
