@@ -47,7 +47,7 @@ func newBranch() *cobra.Command {
 			"source is the cluster to which the current context leads, unless --from names another one. The kubeconfig gets a\n" +
 			"context of the cluster's name, with the user and the namespace of the current context; flags such as --token are\n" +
 			"not kept. --delete deletes the cluster and all that is in it, and the contexts that lead to it. A MOMENT is\n" + moment.Forms + ".",
-		Example: "  logplane branch dev\n  logplane branch incident --at 'friday 18:00' --ttl 48h\n  logplane branch dev-2 --from dev --switch\n" +
+		Example: "  logplane branch dev\n  logplane branch incident --at 30m --ttl 48h\n  logplane branch dev-2 --from dev --switch\n" +
 			"  logplane branch dev --delete",
 		Args: cobra.ExactArgs(1),
 	}, func(ctx context.Context, t *tool, args []string) error {
