@@ -133,7 +133,7 @@ func (t *tool) branch(ctx context.Context, name string, b branch) error {
 		begins = fmt.Sprintf("as '%s' at revision %d", source, c.Status.Revision)
 	}
 	t.line("cluster '%s' was created: it begins %s%s", name, begins, lives(b.ttl))
-	written, err := k.add(name, server, current, b.use)
+	written, err := k.add(ctx, name, server, current, b.use)
 	if err != nil {
 		return fmt.Errorf("cluster '%s' has no context: %w: use it with 'kubectl --server %s'", name, err, server)
 	}
@@ -162,7 +162,7 @@ func (t *tool) endBranch(ctx context.Context, name string) error {
 	if failed != nil && !gone {
 		return t.explainCluster(failed, name, "", k)
 	}
-	removed, current, err := k.remove(serverOf(t.config.Host, name), t.config.Host)
+	removed, current, err := k.remove(ctx, serverOf(t.config.Host, name), t.config.Host)
 	switch {
 	case gone && len(removed) == 0 && err == nil:
 		return fmt.Errorf("there is no cluster '%s': 'branches' lists those of this cell", name)

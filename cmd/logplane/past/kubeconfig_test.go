@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/clientcmd"
@@ -62,7 +63,7 @@ func TestContexts(t *testing.T) {
 	k := read(t, &tool{})
 	require.ErrorContains(t, k.check("taken", "https://api/clusters/taken"), "kubectl config rename-context taken OTHER")
 	require.NoError(t, k.check("dev", "https://api/clusters/dev"))
-	written, err := k.add("dev", "https://api/clusters/dev", "main", false)
+	written, err := k.add(t.Context(), "dev", "https://api/clusters/dev", "main", false)
 	require.NoError(t, err)
 	require.True(t, written)
 	require.Equal(t, "kubectl --context dev", k.kubectl("dev", "https://api/clusters/dev", false))
@@ -79,7 +80,7 @@ func TestContexts(t *testing.T) {
 	// A branch of the branch is not below it, and with --context and --user these are used.
 	on := &tool{overrides: clientcmd.ConfigOverrides{CurrentContext: "dev", Context: clientcmdapi.Context{AuthInfo: "bob"}}}
 	k = read(t, on)
-	written, err = k.add("deeper", "https://api/clusters/deeper", "dev", true)
+	written, err = k.add(t.Context(), "deeper", "https://api/clusters/deeper", "dev", true)
 	require.NoError(t, err)
 	require.True(t, written)
 	require.Equal(t, "kubectl", k.kubectl("deeper", "https://api/clusters/deeper", true))
@@ -88,13 +89,16 @@ func TestContexts(t *testing.T) {
 	require.Equal(t, "cell/deeper", k.config.Contexts["deeper"].Cluster)
 	require.Equal(t, "bob", k.config.Contexts["deeper"].AuthInfo)
 
-	removed, current, err := k.remove("https://api/clusters/deeper", "https://api")
+	removed, current, err := k.remove(t.Context(), "https://api/clusters/deeper", "https://api")
 	require.NoError(t, err)
 	require.Equal(t, []string{"deeper"}, removed)
 	require.Equal(t, "another", current, "it leads to main as the same user")
 	k = read(t, &tool{})
-	k.config.Contexts["mine"] = &clientcmdapi.Context{Cluster: "cell/dev", AuthInfo: "ann"}
-	removed, current, err = k.remove("https://api/clusters/dev", "https://api")
+	require.NoError(t, k.edit(t.Context(), func() error {
+		k.config.Contexts["mine"] = &clientcmdapi.Context{Cluster: "cell/dev", AuthInfo: "ann"}
+		return nil
+	}))
+	removed, current, err = k.remove(t.Context(), "https://api/clusters/dev", "https://api")
 	require.NoError(t, err)
 	require.Equal(t, []string{"dev", "mine"}, removed)
 	require.Empty(t, current, "the current context stays")
@@ -107,6 +111,38 @@ func TestContexts(t *testing.T) {
 	require.Equal(t, string(untouched), string(after))
 }
 
+// TestEditsLoseNothing: an edit waits for another one, and changes what that one has left. It does not wait for ever.
+func TestEditsLoseNothing(t *testing.T) {
+	first, second := kubeconfigs(t)
+	k, other := read(t, &tool{}), read(t, &tool{})
+	added := make(chan error, 1)
+	require.NoError(t, other.edit(t.Context(), func() error {
+		go func() {
+			_, err := k.add(t.Context(), "dev", "https://api/clusters/dev", "main", false)
+			added <- err
+		}()
+		other.config.Contexts["theirs"] = &clientcmdapi.Context{Cluster: "cell", AuthInfo: "ann"}
+		other.config.CurrentContext = "theirs"
+		return nil
+	}))
+	require.NoError(t, <-added)
+	k = read(t, &tool{})
+	require.Equal(t, "theirs", k.config.CurrentContext)
+	require.Contains(t, k.config.Contexts, "theirs")
+	require.Equal(t, "cell/dev", k.config.Contexts["dev"].Cluster)
+	require.NoFileExists(t, first+".lock")
+	require.NoFileExists(t, second+".lock")
+
+	require.NoError(t, os.WriteFile(second+".lock", nil, 0o600))
+	was := lockTime
+	t.Cleanup(func() { lockTime = was })
+	lockTime = time.Millisecond
+	_, err := k.add(t.Context(), "late", "https://api/clusters/late", "main", false)
+	require.ErrorContains(t, err, second+".lock' exists")
+	require.NoFileExists(t, first+".lock")
+	require.NotContains(t, read(t, &tool{}).config.Contexts, "late")
+}
+
 // TestPathsStayRelative: a kubeconfig can be moved with its files.
 func TestPathsStayRelative(t *testing.T) {
 	_, file := kubeconfigs(t)
@@ -115,7 +151,7 @@ contexts: [{name: cell, context: {cluster: cell, user: ann}}],
 clusters: [{name: cell, cluster: {server: "https://api", certificate-authority: ca.crt}}]}`), 0o600))
 	use := &tool{kubeconfig: file}
 	k := read(t, use)
-	_, err := k.add("dev", "https://api/clusters/dev", "main", false)
+	_, err := k.add(t.Context(), "dev", "https://api/clusters/dev", "main", false)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("kubectl --kubeconfig %s --context dev", file), k.kubectl("dev", "https://api/clusters/dev", false))
 	require.Equal(t, "ca.crt", read(t, use).config.Clusters["cell/dev"].CertificateAuthority)
@@ -126,7 +162,7 @@ func TestNoContext(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config")
 	t.Setenv("KUBECONFIG", file)
 	k := read(t, &tool{})
-	written, err := k.add("dev", "https://api/clusters/dev", "main", true)
+	written, err := k.add(t.Context(), "dev", "https://api/clusters/dev", "main", true)
 	require.NoError(t, err)
 	require.False(t, written)
 	require.Equal(t, "kubectl --server https://api/clusters/dev", k.kubectl("dev", "https://api/clusters/dev", false))
