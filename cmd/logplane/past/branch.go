@@ -33,9 +33,9 @@ func decodeCluster(object *unstructured.Unstructured) (c clusters.Cluster, err e
 
 // branch are the flags of 'branch'.
 type branch struct {
-	from, at           string
-	ttl                time.Duration
-	empty, use, delete bool
+	from, at                   string
+	ttl                        time.Duration
+	empty, change, use, delete bool
 }
 
 func newBranch() *cobra.Command {
@@ -54,10 +54,14 @@ func newBranch() *cobra.Command {
 		switch {
 		case args[0] == clusters.Main:
 			return errors.New("every cell has a cluster 'main', which is neither made nor deleted: choose another NAME")
-		case b.delete && (b.from != "" || b.at != "" || b.ttl != 0 || b.empty || b.use):
+		case b.delete && (b.from != "" || b.at != "" || b.ttl != 0 || b.empty || b.change || b.use):
 			return errors.New("--delete only deletes: leave out the other flags")
 		case b.delete:
 			return t.endBranch(ctx, args[0])
+		case b.use && (b.from != "" || b.at != "" || b.ttl != 0 || b.empty):
+			return errors.New("--use makes no cluster: leave out the other flags but --switch")
+		case b.use:
+			return t.useBranch(ctx, args[0], b.change)
 		}
 		return t.branch(ctx, args[0], b)
 	})
@@ -66,7 +70,8 @@ func newBranch() *cobra.Command {
 	flags.StringVar(&b.at, "at", "", "the moment of the source with which the cluster begins; without it, now (docs/history.md#any-moment)")
 	flags.DurationVar(&b.ttl, "ttl", 0, "how long the cluster lives, such as '2h'; 0 for ever")
 	flags.BoolVar(&b.empty, "empty", false, "begin with only what every cluster has, instead of a source")
-	flags.BoolVar(&b.use, "switch", false, "make the new context the current one")
+	flags.BoolVar(&b.change, "switch", false, "make the new context the current one")
+	flags.BoolVar(&b.use, "use", false, "make no cluster, only the context of one that exists")
 	flags.BoolVar(&b.delete, "delete", false, "delete the cluster and all that is in it, and the contexts that lead to it")
 	return cmd
 }
@@ -133,11 +138,45 @@ func (t *tool) branch(ctx context.Context, name string, b branch) error {
 		begins = fmt.Sprintf("as '%s' at revision %d", source, c.Status.Revision)
 	}
 	t.line("cluster '%s' was created: it begins %s%s", name, begins, lives(b.ttl))
-	written, err := k.add(ctx, name, server, current, b.use)
+	written, err := k.add(ctx, name, server, current, b.change)
+	if err != nil {
+		return fmt.Errorf("cluster '%s' has no context: %w: use it with 'kubectl --server %s', or write a context with 'branch %s --use'", name, err, server, name)
+	}
+	t.line("%s get pods", k.kubectl(name, server, written && b.change))
+	return nil
+}
+
+// useBranch makes a context that leads to a cluster. It asks the cluster itself, because who may use a cluster need not
+// have the right to read the Cluster in main.
+func (t *tool) useBranch(ctx context.Context, name string, change bool) error {
+	current, err := t.atMain()
+	if err != nil {
+		return err
+	}
+	server := serverOf(t.config.Host, name)
+	k, err := t.readKubeconfig()
+	if err != nil {
+		return err
+	}
+	if err := k.check(name, server); err != nil {
+		return err
+	}
+	err = t.live.Read(ctx, clusterPath+name+"/version", nil, &struct{}{})
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return fmt.Errorf("there is no cluster '%s', or you may not use it: 'branches' lists those of this cell, and the verb 'use' on 'clusters/%s' of %s lets you", name, name, clusters.GroupName)
+	}
+	if err != nil {
+		return err
+	}
+	written, err := k.add(ctx, name, server, current, change)
+	if err == nil && !written {
+		err = errors.New("the command uses no context whose user it could have")
+	}
 	if err != nil {
 		return fmt.Errorf("cluster '%s' has no context: %w: use it with 'kubectl --server %s'", name, err, server)
 	}
-	t.line("%s get pods", k.kubectl(name, server, written && b.use))
+	t.line("context '%s' leads to cluster '%s'", name, name)
+	t.line("%s get pods", k.kubectl(name, server, change))
 	return nil
 }
 
@@ -201,7 +240,7 @@ func (t *tool) explainCluster(err error, name, source string, k *kubeconfig) err
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		server := serverOf(t.config.Host, name)
-		return fmt.Errorf("cluster '%s' exists already: use it with '%s', or delete it with 'branch %s --delete'", name, k.kubectl(name, server, false), name)
+		return fmt.Errorf("cluster '%s' exists already: use it with '%s', write a context with 'branch %s --use', or delete it with 'branch %s --delete'", name, k.kubectl(name, server, false), name, name)
 	case apierrors.IsForbidden(err) && source != "" && isOf(err, source):
 		return fmt.Errorf("you may not branch cluster '%s': ask for a role with the verb 'branch' on 'clusters/%s' of %s", source, source, clusters.GroupName)
 	case apierrors.IsNotFound(err) && source != "" && isOf(err, source):
