@@ -36,6 +36,7 @@ type branch struct {
 	from, at                   string
 	ttl                        time.Duration
 	empty, change, use, delete bool
+	ignoreGone                 bool
 }
 
 func newBranch() *cobra.Command {
@@ -57,7 +58,9 @@ func newBranch() *cobra.Command {
 		case b.delete && (b.from != "" || b.at != "" || b.ttl != 0 || b.empty || b.change || b.use):
 			return errors.New("--delete only deletes: leave out the other flags")
 		case b.delete:
-			return t.endBranch(ctx, args[0])
+			return t.endBranch(ctx, args[0], b.ignoreGone)
+		case b.ignoreGone:
+			return errors.New("--ignore-not-found is for --delete: leave it out, or give both")
 		case b.use && (b.from != "" || b.at != "" || b.ttl != 0 || b.empty):
 			return errors.New("--use makes no cluster: leave out the other flags but --switch")
 		case b.use:
@@ -73,6 +76,7 @@ func newBranch() *cobra.Command {
 	flags.BoolVar(&b.change, "switch", false, "make the new context the current one")
 	flags.BoolVar(&b.use, "use", false, "make no cluster, only the context of one that exists")
 	flags.BoolVar(&b.delete, "delete", false, "delete the cluster and all that is in it, and the contexts that lead to it")
+	flags.BoolVar(&b.ignoreGone, "ignore-not-found", false, "with '--delete': exit with 0 if there is no such cluster")
 	return cmd
 }
 
@@ -188,7 +192,7 @@ func lives(ttl time.Duration) string {
 }
 
 // endBranch deletes a cluster, and the contexts that lead to it. A cluster that has lived its time has left contexts.
-func (t *tool) endBranch(ctx context.Context, name string) error {
+func (t *tool) endBranch(ctx context.Context, name string, ignoreGone bool) error {
 	if _, err := t.atMain(); err != nil {
 		return err
 	}
@@ -202,12 +206,7 @@ func (t *tool) endBranch(ctx context.Context, name string) error {
 		return t.explainCluster(failed, name, "", k)
 	}
 	removed, current, err := k.remove(ctx, serverOf(t.config.Host, name), t.config.Host)
-	switch {
-	case gone && len(removed) == 0 && err == nil:
-		return fmt.Errorf("there is no cluster '%s': 'branches' lists those of this cell", name)
-	case gone:
-		t.line("cluster '%s' was deleted before", name)
-	default:
+	if !gone {
 		t.line("cluster '%s' was deleted", name)
 	}
 	if err != nil {
@@ -221,6 +220,12 @@ func (t *tool) endBranch(ctx context.Context, name string) error {
 		t.line("context '%s' is the current one now", current)
 	case k.config.CurrentContext == "" && len(removed) > 0:
 		t.line("no context is the current one: choose one with 'kubectl config use-context'")
+	}
+	switch {
+	case gone && !ignoreGone:
+		return fmt.Errorf("there is no cluster '%s': 'branches' lists those of this cell", name)
+	case gone:
+		t.line("there is no cluster '%s'", name)
 	}
 	return nil
 }
