@@ -3,6 +3,7 @@ package past
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -200,13 +201,16 @@ func (t *tool) endBranch(ctx context.Context, name string, ignoreGone bool) erro
 	if err != nil {
 		return err
 	}
-	failed := t.clusters().Delete(ctx, name, metav1.DeleteOptions{})
+	finalizing, failed := t.deleteCluster(ctx, name)
 	gone := isOf(failed, name) && apierrors.IsNotFound(failed)
 	if failed != nil && !gone {
 		return t.explainCluster(failed, name, "", k)
 	}
 	removed, current, err := k.remove(ctx, serverOf(t.config.Host, name), t.config.Host)
-	if !gone {
+	switch {
+	case finalizing:
+		t.line("cluster '%s' is being deleted: its finalizers are to be removed", name)
+	case !gone:
 		t.line("cluster '%s' was deleted", name)
 	}
 	if err != nil {
@@ -228,6 +232,25 @@ func (t *tool) endBranch(ctx context.Context, name string, ignoreGone bool) erro
 		t.line("there is no cluster '%s'", name)
 	}
 	return nil
+}
+
+// deleteCluster deletes a Cluster, and says whether the Cluster stays until its finalizers are removed. The answer is
+// then the Cluster, and otherwise a Status. The dynamic client does not return the answer.
+func (t *tool) deleteCluster(ctx context.Context, name string) (finalizing bool, err error) {
+	result := t.live.Discovery.RESTClient().Delete().SetHeader("Accept", "application/json").
+		AbsPath("/apis", clusters.GroupVersion.String(), clusters.Resource.Resource, name).Do(ctx)
+	if err := result.Error(); err != nil {
+		return false, err
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return false, err
+	}
+	answer := metav1.TypeMeta{}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return false, fmt.Errorf("decode the answer to a deletion: %w", err)
+	}
+	return answer.Kind == "Cluster", nil
 }
 
 // isOf says whether an error of the API is about the Cluster of a name.
