@@ -51,7 +51,12 @@ func newBranch() *cobra.Command {
 			"not kept. --delete deletes the cluster and all that is in it, and the contexts that lead to it. A MOMENT is\n" + moment.Forms + ".",
 		Example: "  logplane branch dev\n  logplane branch incident --at 30m --ttl 48h\n  logplane branch dev-2 --from dev --switch\n" +
 			"  logplane branch dev --delete",
-		Args: cobra.ExactArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("NAME is missing ('branches' lists the clusters)")
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		},
 	}, func(ctx context.Context, t *tool, args []string) error {
 		switch {
 		case args[0] == clusters.Main:
