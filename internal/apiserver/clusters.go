@@ -33,8 +33,7 @@ import (
 // half of its caches' budget. The server of another cluster is made again, which takes a millisecond.
 const warmBytes = 8 << 20
 
-// others are the servers of a cell's clusters other than main, by key. A server that is dropped ends the requests that
-// it has begun.
+// others are the servers of a cell's clusters other than main, by key. A dropped server still finishes its requests.
 type others = lru.Cache[string, *Server]
 
 func newOthers(budget int64) *others {
@@ -66,12 +65,8 @@ func (s *Server) Cluster(key string) (*Server, error) {
 func (s *Server) ClusterOf(ctx context.Context, key string) (*Server, error) {
 	if projection.IsBranch(key) {
 		v, err := s.config.Cell.Projection.Latest(ctx)
-		if err != nil {
-			return nil, err
-		}
-		b, err := v.Branch(ctx, key)
-		if err == nil && b == nil {
-			err = fmt.Errorf("look for cluster '%s': %w", key, projection.ErrNoBranch)
+		if err == nil {
+			err = s.config.Cell.Projection.CheckCluster(ctx, key, v.Revision())
 		}
 		if err != nil {
 			return nil, err
@@ -250,7 +245,7 @@ func (s *Server) withUse(h http.Handler) http.Handler {
 		case key == "":
 			answers.Fail(w, r, apierrors.NewNotFound(clusters.Resource, name))
 		case key != s.config.Cell.Cluster: // the name has been given to another cluster while the request came
-			answers.Fail(w, r, apierrors.NewServerTimeout(clusters.Resource, "use", 0))
+			answers.Fail(w, r, kubestore.Unavailable("the name has been given to another cluster, ask again"))
 		default:
 			h.ServeHTTP(w, r)
 		}
