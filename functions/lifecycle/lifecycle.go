@@ -204,7 +204,7 @@ func (l *Lifecycle) queueStates(ctx context.Context, view *projection.View, q qu
 func (l *Lifecycle) dispatch(ctx context.Context, v *projection.View, e eventlog.Event, q queues) error {
 	cluster := e.Key.Cluster
 	switch {
-	case e.Op == eventlog.Barrier, e.Author.User == bootstrap.Birth.User:
+	case e.Op == eventlog.Barrier, projection.IsBranch(cluster) && e.Author.User == bootstrap.Birth.User:
 		return nil
 	case e.Key == projection.BranchKey(e.Key.Name):
 		return l.beginOrEnd(ctx, v, e.Key, q)

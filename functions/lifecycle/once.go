@@ -37,11 +37,15 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var failed []error
-	for cluster, err := range allClusters(ctx, view) { // each in turn, which costs what a start of Run costs
+	var all []string // first, because the view may expire before the work is done
+	for cluster, err := range allClusters(ctx, view) {
 		if err != nil {
 			return nil, fmt.Errorf("look for clusters: %w", err)
 		}
+		all = append(all, cluster)
+	}
+	var failed []error
+	for _, cluster := range all { // each in turn, which costs what a start of Run costs
 		waits, failures, err := l.onceIn(ctx, cluster)
 		switch {
 		case err == nil || errors.Is(err, projection.ErrNoBranch):
