@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/trust"
 )
 
@@ -62,9 +63,9 @@ func keepBranches(config *clientcmdapi.Config, path string) {
 		if !isBranch(context.Cluster, entry) || !bytes.Equal(folderIn(entry), folderIn(to)) || config.AuthInfos[context.AuthInfo] == nil {
 			continue
 		}
-		_, cluster, _ := strings.Cut(entry.Server, clusterPath)
+		_, cluster, _ := strings.Cut(entry.Server, requests.ClusterPrefix)
 		branch := to.DeepCopy()
-		branch.Server += clusterPath + cluster
+		branch.Server += requests.ClusterPrefix + cluster
 		config.Clusters[context.Cluster], config.Contexts[name] = branch, context
 		if replaced.CurrentContext == name {
 			config.CurrentContext = name
@@ -72,12 +73,9 @@ func keepBranches(config *clientcmdapi.Config, path string) {
 	}
 }
 
-// clusterPath is between the URL of the API and the name of a branch.
-const clusterPath = "/clusters/"
-
 // isBranch says whether 'logplane branch' has made an entry of our own entry.
 func isBranch(name string, entry *clientcmdapi.Cluster) bool {
-	return strings.HasPrefix(name, kubeconfigName+"/") && folderIn(entry) != nil && strings.Contains(entry.Server, clusterPath)
+	return strings.HasPrefix(name, kubeconfigName+"/") && folderIn(entry) != nil && strings.Contains(entry.Server, requests.ClusterPrefix)
 }
 
 // folderIn returns an entry's extension that names a data folder, or nil.

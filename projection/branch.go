@@ -64,7 +64,7 @@ func decodeBranch(row Row) (*Branch, error) {
 	}
 	var first *Branch
 	next, depth := &first, 0
-	for line := range strings.Lines(string(row.Value)) {
+	for line := range strings.Lines(string(row.Value)) { // a copy, so that no Branch keeps the row's block in memory
 		source, at, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		rev, err := strconv.ParseUint(at, 10, 64)
 		if depth++; !ok || err != nil || source == "" || depth > MaxDepth {
@@ -90,6 +90,15 @@ func (v *View) Branch(ctx context.Context, cluster string) (*Branch, error) {
 		return nil, err
 	}
 	return decodeBranch(row)
+}
+
+// existing is Branch for callers for which a missing branch is an error, ErrNoBranch.
+func (v *View) existing(ctx context.Context, cluster string) (*Branch, error) {
+	b, err := v.Branch(ctx, cluster)
+	if err == nil && b == nil {
+		err = fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
+	}
+	return b, err
 }
 
 // expiring begins the paths of objects that soon expire, and that no branch inherits: Events.
@@ -127,12 +136,9 @@ func (p *Projection) branchOf(ctx context.Context, keys Keys) (*Branch, error) {
 	if v == nil {
 		return nil, fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
 	}
-	b, err := v.Branch(ctx, cluster)
+	b, err := v.existing(ctx, cluster)
 	if err != nil {
 		return nil, err
-	}
-	if b == nil {
-		return nil, fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
 	}
 	return p.branches.Add(strings.Clone(cluster), "", b, branchBytes), nil
 }
@@ -153,10 +159,7 @@ func (p *Projection) CheckCluster(ctx context.Context, cluster string, at Revisi
 	if !IsBranch(cluster) || v == nil {
 		return nil
 	}
-	b, err := v.Branch(ctx, cluster)
-	if err == nil && b == nil {
-		err = fmt.Errorf("read cluster '%s': %w", cluster, ErrNoBranch)
-	}
+	b, err := v.existing(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -320,6 +323,29 @@ func (i *inheritance) count(ctx context.Context, v *View, keys Keys, at Revision
 	return n, nil
 }
 
+// beginning is a branch with its name.
+type beginning struct {
+	name string
+	*Branch
+}
+
+// beginnings yields the branches that exist at a revision.
+func (v *View) beginnings(ctx context.Context, at Revision) iter.Seq2[beginning, error] {
+	return func(yield func(beginning, error) bool) {
+		start := BranchKey("").RowKey()
+		for row, err := range v.Scan(ctx, start, PrefixEnd(start), at) {
+			var n beginning
+			if err == nil {
+				n.name = strings.Clone(row.ID.Name)
+				n.Branch, err = decodeBranch(row)
+			}
+			if !yield(n, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
 // clusters are the branches that may still be read; nil is all of them.
 type clusters map[string]bool
 
@@ -327,23 +353,14 @@ type clusters map[string]bool
 // from a source that had ended at the floor, because no write is computed from a view that is so old.
 func (v *View) clusters(ctx context.Context) (clusters, error) {
 	all := clusters{}
-	start := BranchKey("").RowKey()
 	for _, at := range []Revision{v.Floor(), v.Revision()} {
-		for n, err := range v.live(ctx, nil, Keys{start, PrefixEnd(start)}, at, nil, cached) {
+		for n, err := range v.beginnings(ctx, at) {
 			if err != nil {
 				return nil, fmt.Errorf("look for clusters: %w", err)
 			}
-			row, err := n.row(&recordDecoder{})
-			if err != nil {
-				return nil, err
-			}
-			b, err := decodeBranch(row)
-			if err != nil {
-				return nil, err
-			}
-			all[strings.Clone(row.ID.Name)] = true
-			for ; b != nil; b = b.Of {
-				all[strings.Clone(b.Source)] = true
+			all[n.name] = true
+			for b := n.Branch; b != nil; b = b.Of {
+				all[b.Source] = true
 			}
 		}
 	}

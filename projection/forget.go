@@ -140,16 +140,11 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 
 // shown fails if a branch has one of the versions that must go. gone has, for each key, the last revision to forget.
 func (v *View) shown(ctx context.Context, gone map[string]Revision) error {
-	start := BranchKey("").RowKey()
-	for row, err := range v.Scan(ctx, start, PrefixEnd(start), v.Revision()) {
+	for begins, err := range v.beginnings(ctx, v.Revision()) {
 		if err != nil {
 			return err
 		}
-		b, err := decodeBranch(row)
-		if err != nil {
-			return err
-		}
-		for ; b != nil; b = b.Of {
+		for b := begins.Branch; b != nil; b = b.Of {
 			for key, upto := range gone {
 				if !strings.HasPrefix(key, b.Source+"/") {
 					continue
@@ -162,7 +157,7 @@ func (v *View) shown(ctx context.Context, gone map[string]Revision) error {
 					return err
 				}
 				if found && !n.dead() && n.revision <= upto {
-					return fmt.Errorf("cluster '%s' has inherited revision %d of '%s': delete the cluster first: %w", row.ID.Name, n.revision, key, ErrShown)
+					return fmt.Errorf("cluster '%s' has inherited revision %d of '%s': delete the cluster first: %w", begins.name, n.revision, key, ErrShown)
 				}
 			}
 		}

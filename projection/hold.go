@@ -73,16 +73,11 @@ func (p *Projection) Hold(ctx context.Context, b Branch) error {
 func (p *Projection) release(ctx context.Context) (changed bool, err error) {
 	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		needed := map[Revision]bool{}
-		start := BranchKey("").RowKey()
-		for row, err := range v.Scan(ctx, start, PrefixEnd(start), v.Revision()) {
+		for n, err := range v.beginnings(ctx, v.Revision()) {
 			if err != nil {
 				return nil, err
 			}
-			b, err := decodeBranch(row)
-			if err != nil {
-				return nil, err
-			}
-			for ; b != nil; b = b.Of {
+			for b := n.Branch; b != nil; b = b.Of {
 				needed[b.At] = true
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -133,13 +132,8 @@ func (s *Server) withClusters(h http.Handler) http.Handler {
 			return
 		}
 		visit := &visit{name: name, path: r.URL.Path}
-		keep := sync.OnceFunc(func() { // the cluster, in the path of a redirect
-			if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
-				w.Header().Set("Location", requests.ClusterPrefix+name+to)
-			}
-		})
 		ctx := context.WithValue(gate.OnBehalf(r.Context(), creator), visitKey{}, visit)
-		server.Handler.ServeHTTP(answers.OnBegin(w, keep), stripped.WithContext(ctx))
+		server.Handler.ServeHTTP(answers.InRedirects(w, requests.ClusterPrefix+name), stripped.WithContext(ctx))
 	})
 }
 

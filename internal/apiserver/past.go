@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +20,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/answers"
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/projection"
@@ -59,7 +59,7 @@ func momentOf(ctx context.Context) (pathMoment, bool) {
 // the request.
 func (s *Server) withMoment(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		text, rest, ok := cutMoment(r.URL.Path)
+		text, stripped, ok := requests.Cut(momentPrefix, r)
 		if !ok {
 			if _, nested := momentOf(r.Context()); nested { // a request of the past sent this one through the loopback
 				r = r.WithContext(context.WithValue(r.Context(), momentKey{}, nil))
@@ -78,30 +78,8 @@ func (s *Server) withMoment(h http.Handler) http.Handler {
 			m.refused = refused
 		}
 		audit.AddAuditAnnotation(r.Context(), "logplane.dev/moment", text)
-		u := *r.URL
-		u.Path = rest
-		if _, raw, ok := cutMoment(u.RawPath); ok {
-			u.RawPath = raw
-		}
-		r = r.WithContext(context.WithValue(r.Context(), momentKey{}, m))
-		r.URL = &u
-		keep := sync.OnceFunc(func() { // the moment, in the path of a redirect
-			if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
-				w.Header().Set("Location", momentPrefix+url.PathEscape(text)+to)
-			}
-		})
-		h.ServeHTTP(answers.OnBegin(w, keep), r)
+		h.ServeHTTP(answers.InRedirects(w, momentPrefix+url.PathEscape(text)), stripped.WithContext(context.WithValue(r.Context(), momentKey{}, m)))
 	})
-}
-
-// cutMoment splits '/at/MOMENT/REST' into the moment and '/REST'.
-func cutMoment(path string) (text, rest string, ok bool) {
-	path, ok = strings.CutPrefix(path, momentPrefix)
-	if !ok {
-		return "", "", false
-	}
-	text, rest, _ = strings.Cut(path, "/")
-	return text, "/" + rest, true
 }
 
 // withPast gives an authorized request of the past its view. The paths that describe this process have no past, except

@@ -21,6 +21,7 @@ import (
 
 	"github.com/logplane/logplane/cmd/logplane/printable"
 	"github.com/logplane/logplane/internal/apiserver/clusters"
+	"github.com/logplane/logplane/internal/apiserver/requests"
 	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/internal/sides"
 )
@@ -98,6 +99,19 @@ func (t *tool) clusters() dynamic.ResourceInterface {
 	return t.live.Dynamic.Resource(clusters.Resource.WithVersion(clusters.GroupVersion.Version))
 }
 
+// destination returns the cluster of the command line, the URL of the named cluster, and the kubeconfig for a context
+// that leads there. It fails if the name of the context is taken.
+func (t *tool) destination(name string) (current, server string, k *kubeconfig, err error) {
+	if current, err = t.atMain(); err != nil {
+		return "", "", nil, err
+	}
+	server = serverOf(t.config.Host, name)
+	if k, err = t.readKubeconfig(); err == nil {
+		err = k.check(name, server)
+	}
+	return current, server, k, err
+}
+
 // branch makes a cluster, and a context that leads to it.
 func (t *tool) branch(ctx context.Context, name string, b branch) error {
 	if b.ttl < 0 {
@@ -106,16 +120,8 @@ func (t *tool) branch(ctx context.Context, name string, b branch) error {
 	if b.empty && (b.from != "" || b.at != "") {
 		return errors.New("--empty begins without a source, to which --from and --at belong: leave out --empty, or these flags")
 	}
-	current, err := t.atMain()
+	current, server, k, err := t.destination(name)
 	if err != nil {
-		return err
-	}
-	server := serverOf(t.config.Host, name)
-	k, err := t.readKubeconfig()
-	if err != nil {
-		return err
-	}
-	if err := k.check(name, server); err != nil {
 		return err
 	}
 	spec := map[string]any{}
@@ -159,19 +165,11 @@ func (t *tool) branch(ctx context.Context, name string, b branch) error {
 // useBranch makes a context that leads to a cluster. It asks the cluster itself, because who may use a cluster need not
 // have the right to read the Cluster in main.
 func (t *tool) useBranch(ctx context.Context, name string, change bool) error {
-	current, err := t.atMain()
+	current, server, k, err := t.destination(name)
 	if err != nil {
 		return err
 	}
-	server := serverOf(t.config.Host, name)
-	k, err := t.readKubeconfig()
-	if err != nil {
-		return err
-	}
-	if err := k.check(name, server); err != nil {
-		return err
-	}
-	err = t.live.Read(ctx, clusterPath+name+"/version", nil, &struct{}{})
+	err = t.live.Read(ctx, requests.ClusterPrefix+name+"/version", nil, &struct{}{})
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return fmt.Errorf("there is no cluster '%s', or you may not use it: 'branches' lists those of this cell, and the verb 'use' on 'clusters/%s' of %s lets you", name, name, clusters.GroupName)
 	}
@@ -360,22 +358,19 @@ func (t *tool) branches(ctx context.Context, output string) error {
 	return table.Flush()
 }
 
-// clusterPath is between the URL of a cell's API and the name of a cluster.
-const clusterPath = "/clusters/"
-
 // serverOf returns the URL of a cluster, given that of main.
 func serverOf(server, name string) string {
-	return strings.TrimSuffix(server, "/") + clusterPath + name
+	return strings.TrimSuffix(server, "/") + requests.ClusterPrefix + name
 }
 
 // cutCluster cuts the cluster from the URL of its API. What remains is the URL of main.
 func cutCluster(server string) (rest, name string) {
 	server = strings.TrimSuffix(server, "/")
-	i := strings.LastIndex(server, clusterPath)
+	i := strings.LastIndex(server, requests.ClusterPrefix)
 	if i < 1 || server[i-1] == '/' { // then 'clusters' is a host
 		return server, clusters.Main
 	}
-	if name = server[i+len(clusterPath):]; name == "" || strings.Contains(name, "/") {
+	if name = server[i+len(requests.ClusterPrefix):]; name == "" || strings.Contains(name, "/") {
 		return server, clusters.Main
 	}
 	return server[:i], name

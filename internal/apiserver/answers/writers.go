@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"strings"
+	"sync"
 
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 )
@@ -41,6 +43,15 @@ func (r *response) Write(p []byte) (int, error) {
 // OnBegin returns a writer that calls begun when the answer begins, and again before each part of the answer.
 func OnBegin(w http.ResponseWriter, begun func()) http.ResponseWriter {
 	return responsewriter.WrapForHTTP1Or2(&answering{w, begun})
+}
+
+// InRedirects returns a writer that puts a root such as '/at/MOMENT' before the path to which an answer redirects.
+func InRedirects(w http.ResponseWriter, root string) http.ResponseWriter {
+	return OnBegin(w, sync.OnceFunc(func() {
+		if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
+			w.Header().Set("Location", root+to)
+		}
+	}))
 }
 
 // answering calls begun when the answer begins, and again before each part of the answer.

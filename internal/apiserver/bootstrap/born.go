@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding"
 
@@ -85,7 +86,7 @@ func (c Config) renew(ctx context.Context, view *projection.View, b *projection.
 	if err != nil {
 		return w, false, err
 	}
-	if err := c.Stores.DecodeCore(plain, object); err != nil {
+	if err := runtime.DecodeInto(legacyscheme.Codecs.UniversalDeserializer(), plain, object); err != nil {
 		return w, false, fmt.Errorf("decode %s: %w", key.Path(), err)
 	}
 	uid := object.(metav1.Object).GetUID()

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
+	"github.com/logplane/logplane/internal/apiserver/clusters"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -61,7 +62,7 @@ func (p *planner) servedNow(object history.Reference, version string) (k sides.K
 		why = fmt.Sprintf("it was stored as %s, which is no longer served", schema.GroupVersion{Group: of.Group, Version: version})
 	} else if !ok {
 		why = fmt.Sprintf("its kind is not served now: 'undelete crd/%s' brings it back", of)
-	} else if of == (schema.GroupResource{Group: "clusters.logplane.dev", Resource: "clusters"}) {
+	} else if of == clusters.Resource {
 		why = "what a cluster has is gone with it: make a new one"
 	}
 	return k, why, nil

@@ -216,12 +216,6 @@ func (s *Stores) PutCore(ctx context.Context, at projection.State, key eventlog.
 	return at.Put(runtime.ContentTypeProtobuf, body, 0), nil
 }
 
-// DecodeCore decodes an object of core/v1 that PutCore or its registry has stored.
-func (s *Stores) DecodeCore(plain []byte, into runtime.Object) error {
-	_, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(plain, nil, into)
-	return err
-}
-
 // hasNamespace reports whether a resource's objects are in namespaces. It asks the registry's key function, because
 // upstream's hook is not told the scope.
 func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Object) (string, error)) (bool, error) {
